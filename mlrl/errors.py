@@ -1,0 +1,12 @@
+"""The two errors that mlrl raises on purpose."""
+
+
+class ConfigError(ValueError):
+    """A setting, model, data set or callable that cannot work, found before the run starts.
+
+    The message has the form ``<field>=<value!r>: <what is wrong>. <what would be right>``.
+    """
+
+
+class TaskError(RuntimeError):
+    """A task's own callable returned something unusable during a run; the message names item, turn and value."""
