@@ -1,0 +1,147 @@
+"""The run folder: where one run keeps its configuration, metrics, completions and trained agents.
+
+Everything written here is plain text that later tools can read without mlrl: ``metrics.jsonl`` and
+``completions/*.jsonl`` hold one JSON object a line.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlrl.errors import ConfigError
+
+
+def default_run_name(script: str, task: str, now: float | None = None) -> str:
+    """``<script>-<task>-<time>``, e.g. ``magrpo-length_ratio-20260314-153000``.
+
+    Args:
+        script: Name or path of the training script; its suffix and folders are dropped.
+        task: Task name or ``path/to/file.py[:ATTR]``; folders, suffix and attribute are dropped.
+        now: Seconds since the epoch (default: the current time), written as local time.
+    """
+    parts = (Path(script).stem, Path(task.split(":")[0]).stem)
+    words = [re.sub(r"[^\w.-]+", "_", part) for part in parts if part]
+    return "-".join([*words, time.strftime("%Y%m%d-%H%M%S", time.localtime(now))])
+
+
+def to_jsonable(value: Any) -> Any:
+    """``value`` as what JSON can hold: NaN and infinities become null, tensors and arrays become (nested) lists.
+
+    An object JSON has no form for becomes its ``str``, so that an unusual data row never ends a run.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_jsonable(entry) for entry in value]
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
+        return to_jsonable(value.tolist())
+    return str(value)
+
+
+def append_jsonl(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append one JSON object a line to ``path`` and leave the file closed, so that a crash loses no written line."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(to_jsonable(record), ensure_ascii=False, allow_nan=False) + "\n" for record in records]
+    # A lone surrogate has no UTF-8 form; backslashreplace writes it as \udXXX, which is its JSON escape.
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write("".join(lines))
+
+
+class RunFolder:
+    """The paths of one run; making the object touches no disk, so every rank may hold one.
+
+    Args:
+        path: The folder, e.g. ``runs/magrpo-length_ratio-20260314-153000``. Its last part is the run's name.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @classmethod
+    def create(cls, output_dir: str | Path, run_name: str | None = None, default_name: str = "run") -> "RunFolder":
+        """Make ``output_dir/run_name`` on disk. Call it on the main process only.
+
+        Args:
+            output_dir: Parent folder, made if absent.
+            run_name: The run's name. None takes ``default_name``, with ``-2``, ``-3`` … after it if that is taken.
+            default_name: Name for a run that the user left unnamed; see `default_run_name`.
+
+        Raises:
+            ConfigError: the named folder exists already, the name is no single folder name, or the parent
+                cannot be written.
+        """
+        name = default_name if run_name is None else run_name
+        if name in ("", ".", "..") or "/" in name or "\\" in name:
+            raise ConfigError(
+                f"run_name={run_name!r}: not the name of one folder. Give a name without slashes, "
+                "and put the parent folder into output_dir."
+            )
+        number = 1
+        while True:
+            path = Path(output_dir) / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                if run_name is None:
+                    number += 1
+                    continue
+                raise ConfigError(
+                    f"run_name={run_name!r}: the run folder {path} exists already. "
+                    "Choose another run_name, or remove that folder."
+                ) from None
+            except OSError as error:
+                raise ConfigError(
+                    f"output_dir={str(output_dir)!r}: cannot make {path} ({error}). Give a folder that can be written."
+                ) from error
+            return cls(path)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, ``config.yaml``."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """``metrics.jsonl``: one object a logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def completions(self) -> Path:
+        """Folder of the sampled rollout trees, one JSON object a node."""
+        return self.path / "completions"
+
+    @property
+    def agents(self) -> Path:
+        """Folder of the trained agents: ``agents/agent_0``, ``agents/agent_1`` …"""
+        return self.path / "agents"
+
+    def write_completions(self, records: Iterable[Mapping[str, Any]], split: str, step: int) -> Path:
+        """Append rollout nodes to ``completions/<split>-<step>.jsonl``, one JSON object a node; returns that file.
+
+        Args:
+            records: A mapping a node with ``step, env_step, split, item, path, turn, prompts[N], responses[N][K],
+                token_counts[N][K], truncated[N][K], joints[J][N], rewards[J], returns[J], advantages[N][K]``;
+                tensors and arrays are fine.
+            split: "train" or "eval".
+            step: The training step, written with six digits so that files sort by it.
+        """
+        path = self.completions / f"{split}-{step:06d}.jsonl"
+        append_jsonl(path, records)
+        return path

@@ -1,0 +1,293 @@
+"""Metrics: exact means over a logging interval, ``metrics.jsonl`` always, and trackers where asked.
+
+W&B, TensorBoard, trackio and the others are Accelerate's own tracker classes. ``env_step``, the number of joint
+rewards evaluated since the start of the run, is the x-axis of every metric everywhere and never decreases.
+"""
+
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+
+from mlrl.errors import ConfigError
+from mlrl.run_folder import RunFolder, append_jsonl, to_jsonable
+
+DEFAULT_PROJECT = "mlrl"
+WANDB_CONFIG_KEYS = ("project", "entity", "name", "run_name", "tags", "dir", "id", "resume", "config_sections")
+ROW_KEYS = ("env_step", "step", "epoch")
+PIP_NAMES = {"comet_ml": "comet-ml"}  # where the package is not called like the tracker
+
+SumCount = tuple[float, float]
+
+
+class MetricAverager:
+    """Means over a logging interval, kept as sums and counts so that they are exact however the parts were split."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[str, SumCount] = {}
+
+    def add(self, name: str, total: float, count: float = 1.0) -> None:
+        """Add a sum over ``count`` samples. For a rate, pass amount and seconds: the mean is amount per second."""
+        old_total, old_count = self._pairs.get(name, (0.0, 0.0))
+        # float() also detaches a tensor: an attached one would keep its whole graph alive until the flush.
+        self._pairs[name] = (old_total + float(total), old_count + float(count))
+
+    def add_value(self, name: str, value: float, count: float = 1.0) -> None:
+        """Add a mean over ``count`` samples (one value, with the default count)."""
+        self.add(name, float(value) * float(count), count)
+
+    def update(self, pairs: Mapping[str, tuple[Any, Any]]) -> None:
+        """Add many ``name: (sum, count)`` pairs, as losses return them."""
+        for name, (total, count) in pairs.items():
+            self.add(name, total, count)
+
+    def flush(self, reduce: Callable[[dict[str, SumCount]], Mapping[str, SumCount]] | None = None) -> dict[str, float]:
+        """Means of everything added since the last flush, sorted by name; a metric with count 0 is left out.
+
+        Args:
+            reduce: Sums the pairs over processes before they are divided. It is called even when this process has
+                added nothing, because the others may be waiting in it.
+        """
+        pairs, self._pairs = self._pairs, {}
+        pairs = pairs if reduce is None else reduce(pairs)
+        return {name: total / count for name, (total, count) in sorted(pairs.items()) if count != 0}
+
+
+class LoggingInterval:
+    """Says when the next log line is due: `interval` is the smallest ``env_step`` gap between two of them."""
+
+    def __init__(self, interval: int, env_step: int = 0):
+        self.interval = interval
+        self.last = env_step
+
+    def due(self, env_step: int) -> bool:
+        """Whether a line is due at ``env_step``. Answering yes starts the next interval there."""
+        if env_step - self.last < self.interval:
+            return False
+        self.last = env_step
+        return True
+
+
+def check_report_to(report_to: str | Sequence[str]) -> list[str]:
+    """The trackers that ``report_to`` names, "none" left out. Needs no model, so call it before any is loaded.
+
+    Raises:
+        ConfigError: an unknown word, "none" beside another word, or a tracker whose package is not installed.
+    """
+    names = [report_to] if isinstance(report_to, str) else list(report_to)
+    known = ["none", *LOGGER_TYPE_TO_CLASS]
+    for name in names:
+        if name not in known:
+            words = ", ".join(known)
+            raise ConfigError(f"report_to={name!r}: unknown tracker. Choose from {words}.{_closest(name, known)}")
+    if "none" in names and len(names) > 1:
+        raise ConfigError(f"report_to={names!r}: 'none' beside other trackers. Leave out 'none' or the others.")
+    available = {str(tracker) for tracker in get_available_trackers()}
+    for name in names:
+        if name != "none" and name not in available:
+            raise ConfigError(
+                f"report_to={name!r}: the package is not installed. "
+                f"Install it with: pip install {PIP_NAMES.get(name, name)}"
+            )
+    return [name for name in dict.fromkeys(names) if name != "none"]
+
+
+def check_wandb_config(wandb_config: Mapping[str, Any] | None, **flags: Any) -> dict[str, Any]:
+    """One W&B setting out of a trainer's ``wandb_config`` and the config's ``wandb_*`` fields.
+
+    Args:
+        wandb_config: May hold project, entity, name (or run_name), tags, dir, id, resume and config_sections.
+        flags: ``project=, entity=, tags=, dir=`` from the config; None means not given.
+
+    Returns:
+        A dict with ``run_name`` renamed to ``name`` and no None in it.
+
+    Raises:
+        ConfigError: an unknown key, a config_sections or output section that is no mapping, or two places that
+            disagree.
+    """
+    settings = {key: value for key, value in dict(wandb_config or {}).items() if value is not None}
+    for key in settings:
+        if key not in WANDB_CONFIG_KEYS:
+            raise ConfigError(
+                f"wandb_config={key!r}: unknown key. Choose from {', '.join(WANDB_CONFIG_KEYS)}."
+                f"{_closest(key, WANDB_CONFIG_KEYS)}"
+            )
+    section: Any = settings
+    for key in ("config_sections", "output"):
+        section = section.get(key, {})
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"wandb_config {key}={section!r}: not a mapping. Give a dict.")
+    if "run_name" in settings:
+        flags["name"] = settings.pop("run_name")
+    for key, value in flags.items():
+        if value is None:
+            continue
+        if settings.get(key, value) != value:
+            raise ConfigError(
+                f"wandb_config[{key!r}]={settings[key]!r}: another place says {value!r}. Give it in one place only."
+            )
+        settings[key] = value
+    return settings
+
+
+def is_verbose(wandb_config: Mapping[str, Any] | None) -> bool:
+    """``config_sections.output.verbose`` of a ``wandb_config``: whether progress is shown (default True)."""
+    sections = check_wandb_config(wandb_config).get("config_sections", {})
+    return bool(sections.get("output", {}).get("verbose", True))
+
+
+class Tracking:
+    """Writes every metric to ``metrics.jsonl`` and to the trackers that were asked for, on the main process only.
+
+    A tracker that cannot start or fails while logging gives one warning and training goes on: ``metrics.jsonl``
+    has every number.
+
+    Args:
+        run_folder: The run's folder; its name is the run's name in the trackers.
+        report_to: Names of Accelerate's trackers, or "none".
+        wandb_config: See `check_wandb_config`; project, name and config also serve the other trackers.
+        config: The run's resolved configuration (no secret in it), stored as the run's hyperparameters.
+        is_main: Whether this process writes; on the others every method does nothing.
+
+    Raises:
+        ConfigError: see `check_report_to` and `check_wandb_config`.
+    """
+
+    def __init__(
+        self,
+        run_folder: RunFolder,
+        report_to: str | Sequence[str] = "none",
+        wandb_config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        *,
+        is_main: bool = True,
+    ):
+        self.run_folder = run_folder
+        self.is_main = is_main
+        self._trackers: list[GeneralTracker] = []
+        self._warned: set[str] = set()
+        self._last_env_step = 0
+        names = check_report_to(report_to)
+        settings = check_wandb_config(wandb_config)
+        if not is_main:
+            return
+        if not {"wandb", "trackio"} & set(names) and set(settings) - {"config_sections"}:
+            warnings.warn(
+                f"wandb_config={dict(settings)!r}: nothing goes to W&B, because report_to={names or 'none'!r}. "
+                "Add 'wandb' to report_to.",
+                stacklevel=2,
+            )
+        if names:
+            PartialState()  # Accelerate's trackers log through it; does nothing where the trainer has made it already
+        merged = to_jsonable({**(config or {}), **settings.get("config_sections", {})})
+        for name in names:
+            self._start(name, settings, merged)
+
+    def _start(self, name: str, settings: Mapping[str, Any], config: dict[str, Any]) -> None:
+        project = settings.get("project", DEFAULT_PROJECT)
+        run_name = settings.get("name", self.run_folder.name)
+        tracker_class = LOGGER_TYPE_TO_CLASS[name]
+        if name == "wandb":
+            chosen = {key: settings[key] for key in ("entity", "tags", "id", "resume") if key in settings}
+            folder = os.fspath(settings.get("dir", self.run_folder.path))
+            tracker = tracker_class(project, name=run_name, dir=folder, **chosen)
+        elif name == "trackio":
+            # trackio takes a configuration at its start only
+            tracker = tracker_class(project, name=run_name, config=config, embed=False)
+        elif tracker_class.requires_logging_directory:
+            tracker = tracker_class(name, os.fspath(self.run_folder.path))  # <run folder>/tensorboard
+        else:
+            tracker = tracker_class(project)
+        try:
+            tracker.start()
+            if name == "wandb":
+                tracker.tracker.define_metric("env_step")
+                tracker.tracker.define_metric("*", step_metric="env_step")
+                tracker.store_init_configuration(config)
+            elif name != "trackio":
+                tracker.store_init_configuration(dict(_flatten(config)))
+        except Exception as error:  # a tracker may fail in any way; it must not cost the run
+            self._warn(name, "could not start", error)
+        else:
+            self._trackers.append(tracker)
+
+    def log(self, metrics: Mapping[str, Any], *, step: int, env_step: int, epoch: float) -> None:
+        """Log one row of scalars.
+
+        Args:
+            metrics: Scalars by name (numbers, 0-d tensors or arrays). NaN and infinities become null in
+                ``metrics.jsonl``; None is written there as null and not passed to trackers.
+            step: Rollout batches done.
+            env_step: Joint rewards evaluated so far; several rows may share one.
+            epoch: Passes over the training items, with fraction.
+
+        Raises:
+            ValueError: ``env_step`` is smaller than in an earlier row, or a metric is called like a row key.
+            TypeError: a metric is not a scalar.
+        """
+        if not self.is_main:
+            return
+        if env_step < self._last_env_step:
+            raise ValueError(f"env_step={env_step}: it was {self._last_env_step} already. It must never decrease.")
+        if taken := sorted(set(metrics) & set(ROW_KEYS)):
+            raise ValueError(f"metrics={taken!r}: reserved names. Pass them as arguments of log.")
+        self._last_env_step = env_step
+        row = {name: _scalar(name, metrics[name]) for name in sorted(metrics)}
+        place = {"env_step": int(env_step), "step": int(step), "epoch": float(epoch)}
+        append_jsonl(self.run_folder.metrics, [{**place, **row}])
+        row = {name: value for name, value in row.items() if value is not None}
+        for tracker in self._trackers:
+            # trackio reserves the word "step" for its own x-axis, which is env_step here
+            values = {key: value for key, value in place.items() if (tracker.name, key) != ("trackio", "step")} | row
+            try:
+                tracker.log(values, step=int(env_step))
+            except Exception as error:  # see _start
+                self._warn(tracker.name, "failed to log", error)
+
+    def finish(self) -> None:
+        """Close the trackers; call it once after training. Later rows still reach ``metrics.jsonl``."""
+        trackers, self._trackers = self._trackers, []
+        for tracker in trackers:
+            try:
+                tracker.finish()
+            except Exception as error:  # see _start
+                self._warn(tracker.name, "failed to finish", error)
+
+    def _warn(self, name: str, what: str, error: Exception) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            where = self.run_folder.metrics
+            warnings.warn(
+                f"report_to={name!r}: the tracker {what} ({type(error).__name__}: {error}). "
+                f"Training goes on; every metric is in {where}.",
+                stacklevel=3,
+            )
+
+
+def _scalar(name: str, value: Any) -> bool | int | float | None:
+    if hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError):
+            pass  # more than one element: refused below with the metric's name
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise TypeError(f"{name}={value!r}: a metric must be one number.")
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, bool | int | float | str]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _closest(word: str, known: Sequence[str]) -> str:
+    match = difflib.get_close_matches(str(word), known, n=1)
+    return f" Did you mean {match[0]!r}?" if match else ""
