@@ -1,0 +1,210 @@
+"""The checks of several settings together, and of local paths. They raise `ConfigError`; what is only doubtful warns."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from mlrl.errors import ConfigError
+
+DEFAULT_NUM_AGENTS = 2
+DEFAULT_LEARNING_RATE = {"lora": 1e-4, "full": 1e-5}
+# Beyond this a sequence-level ratio, a mean over tokens, is in practice never clipped.
+WIDE_SEQUENCE_CLIP = 0.05
+# Above this the full trees of one step are rarely meant.
+MANY_RESPONSES = 100_000
+
+
+def check_models(config: Any) -> None:
+    """One answer to "which models", and local folders that exist."""
+    if config.agents is not None and config.agent_model is not None:
+        raise ConfigError(
+            f"agent_model={config.agent_model!r}: agents={config.agents!r} is given too. "
+            "Give agent_model (one model for all) or agents (one each)."
+        )
+    for name in ("agent_model", "agents", "reference_model"):
+        value = getattr(config, name, None)
+        for model in value if isinstance(value, list) else [value]:
+            if model is not None and is_local_path(model) and not Path(model).is_dir():
+                raise ConfigError(f"{name}={value!r}: there is no folder {model}. Give a model's folder or a hub id.")
+
+
+def is_local_path(model: str) -> bool:
+    """Whether a model's name can only be a folder: it starts with ``.``, ``/`` or ``~``."""
+    return model.startswith((".", "/", "~"))
+
+
+def check_team(config: Any, num_agents: int | None) -> None:
+    """The counts of agents agree."""
+    stated = {"num_agents": config.num_agents, "agents": config.agents and len(config.agents), "team": num_agents}
+    counts = {name: count for name, count in stated.items() if count is not None}
+    if len(set(counts.values())) > 1:
+        right = counts.get("agents", counts.get("team"))
+        raise ConfigError(f"num_agents={config.num_agents!r}: there are {right} agents. Give {right}, or leave it out.")
+
+
+def check_tuning(config: Any) -> None:
+    """What cannot be trained with policy gradients, or cannot be shared."""
+    if config.lora_dropout > 0:
+        raise ConfigError(
+            f"lora_dropout={config.lora_dropout!r}: policy gradients need the same policy in sampling and in scoring, "
+            "and dropout changes it. Set lora_dropout to 0."
+        )
+    if config.share_parameters and config.agents is not None and len(set(config.agents)) > 1:
+        raise ConfigError(
+            f"share_parameters=True: agents={config.agents!r} are different models, which cannot share weights. "
+            "Give one agent_model, or leave share_parameters out."
+        )
+    if config.reference_model is not None and config.reference_kl_coef == 0:
+        _warn(f"reference_model={config.reference_model!r} is not used while reference_kl_coef is 0")
+    if isinstance(config.agent_learning_rate, list):
+        count = len(config.agents) if config.agents else config.num_agents
+        check_rates(config.agent_learning_rate, count, config.share_parameters)
+
+
+def check_rates(rates: list[float], num_agents: int | None, share_parameters: bool) -> None:
+    """One learning rate an agent, or one for all."""
+    if num_agents is not None and len(rates) != num_agents:
+        raise ConfigError(
+            f"agent_learning_rate={rates!r}: has {len(rates)} values for {num_agents} agents. "
+            "Give one value, or one an agent."
+        )
+    if share_parameters and len(set(rates)) > 1:
+        raise ConfigError(
+            f"agent_learning_rate={rates!r}: with share_parameters there is one optimizer. Give one value."
+        )
+
+
+def check_advantages(config: Any) -> None:
+    """Baselines that need siblings, and what the plain policy gradient does not allow."""
+    mode, normalization, num_generations = config.advantage_mode, config.advantage_normalization, config.num_generations
+    if num_generations < 2 and mode in ("mean", "rloo", "max"):
+        raise ConfigError(
+            f"num_generations={num_generations!r}: advantage_mode={mode!r} compares the responses of one node. "
+            "Give num_generations of 2 or more, or advantage_mode raw or greedy."
+        )
+    if num_generations < 2 and normalization != "none":
+        raise ConfigError(
+            f"num_generations={num_generations!r}: advantage_normalization={normalization!r} needs a spread of returns. "
+            "Give num_generations of 2 or more, or advantage_normalization none."
+        )
+    truncated = "top_p" if config.top_p < 1 else "top_k" if config.top_k > 0 else None
+    if truncated and mode == "raw":
+        raise ConfigError(
+            f"{truncated}={getattr(config, truncated)!r}: advantage_mode='raw' scores the full distribution, so its "
+            "gradient would be far from the true one. Set top_p to 1 and top_k to 0, or use another advantage_mode."
+        )
+    if truncated:
+        _warn(
+            f"{truncated}={getattr(config, truncated)!r}: tokens are drawn from a cut distribution but scored under "
+            "the full one, so the gradient is biased; top_p=1 and top_k=0 avoid that"
+        )
+    if mode == "raw" and config.loss_aggregation == "sequence_mean":
+        raise ConfigError(
+            "loss_aggregation='sequence_mean': with advantage_mode='raw' it would learn the reward per length. "
+            "Use sequence_sum, token_mean or constant."
+        )
+
+
+def check_updates(config: Any, num_agents: int | None = None) -> None:
+    """Several updates on one rollout need clipping; settings of clipping need it too."""
+    nodes = nodes_per_step(config, num_agents)
+    several_passes = config.num_updates_per_rollout > 1
+    minibatches = config.train_batch_size is not None and config.train_batch_size < nodes
+    if config.clip_range is None:
+        if several_passes:
+            raise ConfigError(
+                f"num_updates_per_rollout={config.num_updates_per_rollout!r}: from the second update on the samples "
+                "are off-policy. Set clip_range (0.2 is usual), or num_updates_per_rollout to 1."
+            )
+        if minibatches:
+            raise ConfigError(
+                f"train_batch_size={config.train_batch_size!r}: a step's trees have up to {nodes} nodes, so several "
+                "updates would use one rollout. Set clip_range (0.2 is usual), or leave train_batch_size out."
+            )
+        for name, off in (("clip_range_high", None), ("dual_clip", None), ("importance_level", "token")):
+            if getattr(config, name) != off:
+                raise ConfigError(
+                    f"{name}={getattr(config, name)!r}: has no effect without clipping. Set clip_range too, "
+                    f"or leave {name} out."
+                )
+    elif config.importance_level == "sequence" and config.clip_range > WIDE_SEQUENCE_CLIP:
+        _warn(
+            f"clip_range={config.clip_range!r}: with importance_level='sequence' the ratio is a mean over tokens and "
+            "stays near 1, so this never clips; about 3e-4 is usual"
+        )
+    if config.target_kl is not None and not several_passes:
+        _warn(f"target_kl={config.target_kl!r} has no effect while num_updates_per_rollout is 1")
+    responses = nodes * config.num_generations * _team_size(config, num_agents)
+    if responses > MANY_RESPONSES:
+        _warn(
+            f"num_turns={config.num_turns!r}: full trees have {responses} responses a step; lower num_generations, "
+            "num_turns or rollout_batch_size if that was not meant"
+        )
+
+
+def _team_size(config: Any, num_agents: int | None) -> int:
+    """The number of agents as far as known: at least 1."""
+    return num_agents or config.num_agents or len(config.agents or [None])
+
+
+def nodes_per_step(config: Any, num_agents: int | None = None) -> int:
+    """Nodes of a step's full trees: B items times the sum of J^t over the turns t."""
+    num_joints = config.num_generations
+    if config.joint_mode == "cross":
+        num_joints = config.num_generations ** _team_size(config, num_agents)
+    return config.rollout_batch_size * sum(num_joints**turn for turn in range(config.num_turns))
+
+
+def check_run(config: Any) -> None:
+    """Trackers that contradict each other or that nothing is sent to."""
+    if "none" in config.report_to and len(config.report_to) > 1:
+        raise ConfigError(f"report_to={config.report_to!r}: none excludes the others. Drop none, or the others.")
+    if "wandb" not in config.report_to:
+        for name in ("wandb_project", "wandb_entity", "wandb_tags", "wandb_dir"):
+            if getattr(config, name) is not None:
+                _warn(f"{name}={getattr(config, name)!r} has no effect; add wandb to report_to")
+
+
+def check_agents_dir(config: Any) -> None:
+    """The folder of a trained team holds agent_0, agent_1 … without a gap, and is the only answer."""
+    if config.agents_dir is None:
+        return
+    for name in ("agent_model", "agents"):
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"agents_dir={config.agents_dir!r}: {name}={getattr(config, name)!r} is given too. Give one of the two."
+            )
+    count = count_agents(config.agents_dir)
+    if config.num_agents is not None and config.num_agents != count:
+        raise ConfigError(f"num_agents={config.num_agents!r}: {config.agents_dir} holds {count} agents. Leave it out.")
+
+
+def count_agents(agents_dir: str) -> int:
+    """Number of agents saved in a folder as agent_0, agent_1 …"""
+    folder = Path(agents_dir)
+    if not (folder / "agent_0").is_dir():
+        inner = folder / "agents"
+        remedy = f"Give {inner}." if (inner / "agent_0").is_dir() else "Give the folder that holds agent_0, agent_1 …"
+        raise ConfigError(f"agents_dir={agents_dir!r}: there is no folder agent_0 in it. {remedy}")
+    found = len([path for path in folder.glob("agent_*") if path.name[len("agent_") :].isdigit()])
+    for i in range(found):
+        if not (folder / f"agent_{i}").is_dir():
+            raise ConfigError(f"agents_dir={agents_dir!r}: agent_{i} is missing. Agents are numbered without a gap.")
+    return found
+
+
+def check_run_folder(output_dir: str, run_name: str) -> None:
+    """The run folder is new and can be made."""
+    folder = Path(output_dir) / run_name
+    if folder.exists():
+        raise ConfigError(f"run_name={run_name!r}: {folder} exists already. Give another run_name or output_dir.")
+    parent = Path(output_dir).absolute()
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"output_dir={output_dir!r}: nothing can be written in {parent}. Give a folder that you own.")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
