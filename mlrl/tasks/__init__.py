@@ -1,0 +1,1 @@
+"""The tasks that ship with mlrl: ``--task NAME`` loads ``mlrl.tasks.NAME``."""
