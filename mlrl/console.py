@@ -10,7 +10,6 @@ from typing import Any, TextIO
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -49,8 +48,9 @@ class Console:
             plain = not (file or sys.stdout).isatty() or self._rich.is_dumb_terminal
         self.plain = plain
         self._live: Live | None = None
-        self._evaluations: list[dict[str, float | None]] = []
-        self._created = clock()
+        self._first_evaluation: dict[str, Any] | None = None
+        self._last_evaluation: dict[str, Any] | None = None
+        self._started = clock()
         self._phase = ("", clock())  # name, since when
         self._first_step, self._first_time = 0, clock()
         self._total_steps: int | None = None
@@ -76,7 +76,7 @@ class Console:
         """Start the progress display; totals may be unknown (None), ``step`` counts the steps done before."""
         self._total_steps, self._total_items = total_steps, total_items
         self._step = self._first_step = step
-        self._first_time = self._clock()
+        self._started = self._first_time = self._clock()
         if self.enabled and self.verbose and not self.plain and self._live is None:
             self._live = Live(console=self._rich, get_renderable=self._bar, refresh_per_second=2)
             self._live.start()
@@ -107,30 +107,30 @@ class Console:
         """
         self._step, self._items, self._env_step = step, items, env_step
         self._reward = None if reward is None else float(reward)
-        if self._reward is not None:
-            self._line_rewards.append(self._reward)
         self._stats = [f"{_number(tokens_per_s)} tokens/s"]
         self._stats += [f"{name} {_number(value)}" for name, value in (extra or {}).items()]
         if self.enabled and self.verbose and self.plain:
+            if self._reward is not None:
+                self._line_rewards.append(self._reward)
             gap = env_step - (self._line_env_step or 0)
             if self._line_env_step is None or gap >= self._log_interval or step == self._total_steps:
                 self._print_step()
 
     def evaluation(self, metrics: Mapping[str, Any], step: int) -> None:
         """Show an evaluation as a table, beside the first evaluation of this run."""
-        if not self._evaluations and self._step == self._first_step:
+        if self._step == self._first_step:
             self._first_time = self._clock()  # an evaluation before training is no part of the time a step takes
-        self._evaluations.append(dict(metrics))
+        with_change = self._first_evaluation is not None
+        self._last_evaluation = dict(metrics)
+        first = self._first_evaluation = self._first_evaluation or self._last_evaluation
         if not self.enabled:
             return
-        first = self._evaluations[0]
         rows = [(name, _number(value), *_change(first.get(name), value)) for name, value in metrics.items()]
-        with_change = len(self._evaluations) > 1
         if self.plain:
             width = max((len(name) for name in metrics), default=0)
-            self._print_plain(f"evaluation at step {step}")
+            self._print(Text(f"evaluation at step {step}"))
             for name, value, before, change in rows:
-                self._print_plain(f"  {name:<{width}}  {value}" + (f"  (first {before}, {change})" * with_change))
+                self._print(Text(f"  {name:<{width}}  {value}" + (f"  (first {before}, {change})" * with_change)))
             return
         table = Table(title=f"evaluation at step {step}", title_justify="left", title_style="bold")
         table.add_column("metric")
@@ -143,7 +143,7 @@ class Console:
     def note(self, text: str) -> None:
         """Show one line, above the live display."""
         if self.enabled and self.verbose:
-            self._print_plain(text) if self.plain else self._rich.print(Text(text))
+            self._print(Text(text))
 
     def finish(self, saved: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> None:
         """End the display: evaluation reward of the first and the last evaluation, and where things were saved.
@@ -157,7 +157,7 @@ class Console:
         if self._step:
             lines["trained"] = (
                 f"{self._step:,} steps, {self._items:,} items, env_step {self._env_step:,} "
-                f"in {_duration(self._clock() - self._created)}"
+                f"in {_duration(self._clock() - self._started)}"
             )
         lines |= self._before_after()
         self._show_block({**lines, **(summary or {}), **saved}, title="finished")
@@ -169,53 +169,46 @@ class Console:
             live.stop()
 
     def _before_after(self) -> dict[str, str]:
-        if not self._evaluations:
-            return {}
-        first, last = self._evaluations[0], self._evaluations[-1]
+        first, last = self._first_evaluation or {}, self._last_evaluation or {}
         turns = {name: match[1] for name in last if (match := REWARD_NAME.fullmatch(name))}
+        arrow = "->" if self.plain else "→"
         lines = {}
         for name, turn in turns.items():
             label = "evaluation reward" if len(turns) == 1 else f"evaluation reward, turn {turn}"
             before, change = _change(first.get(name), last[name])
-            arrow = "->" if self.plain else "→"
-            text = f"{before} {arrow} {_number(last[name])} ({change})"
-            lines[label] = text if len(self._evaluations) > 1 else _number(last[name])
+            lines[label] = (
+                _number(last[name]) if first is last else f"{before} {arrow} {_number(last[name])} ({change})"
+            )
         return lines
 
     def _show_block(self, lines: Mapping[str, Any], title: str | None = None) -> None:
         if not self.enabled:
             return
-        if self.plain:
-            if title:
-                self._print_plain(title)
-            width = max((len(name) for name in lines), default=0)
-            for name, value in lines.items():
-                self._print_plain(f"{name:<{width}}  {value}")
-            return
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="bold", no_wrap=True)
-        grid.add_column(overflow="fold")  # a path is folded, never shortened: it has to be copied
+        if title:
+            self._print(Text(title, style="bold"))
+        width = max((len(name) for name in lines), default=0)
         for name, value in lines.items():
-            grid.add_row(Text(name), Text(str(value)))
-        self._rich.print(Panel(grid, title=title, title_align="left", expand=False))
+            self._print(Text.assemble((f"{name:<{width}}  ", "bold"), str(value)))
 
     def _print_step(self) -> None:
         rewards = self._line_rewards
         reward = sum(rewards) / len(rewards) if rewards else None
         counts = [f"step {_of(self._step, self._total_steps)}", f"items {_of(self._items, self._total_items)}"]
         progress = [f"env_step {self._env_step:,}", f"reward {_number(reward)}"]
-        self._print_plain(" | ".join([*counts, *progress, *self._stats, f"ETA {self._eta()}"]))
+        self._print(Text(" | ".join([*counts, *progress, *self._stats, f"ETA {self._eta()}"])))
         self._line_env_step, self._line_rewards = self._env_step, []
 
-    def _print_plain(self, text: str) -> None:
-        print(text, file=self._file or sys.stdout, flush=True)
+    def _print(self, text: Text) -> None:
+        if self.plain:
+            print(text.plain, file=self._file or sys.stdout, flush=True)
+        else:
+            self._rich.print(text, soft_wrap=True)  # whole lines, so that a long path can be copied
 
     def _bar(self) -> RenderableType:
         now = self._clock()
-        done, total = (self._step, self._total_steps) if self._total_steps else (self._items, self._total_items)
         line = Table.grid(padding=(0, 1))
         line.add_row(
-            ProgressBar(total=total, completed=done, width=24, pulse=not total),
+            ProgressBar(total=self._total_steps, completed=self._step, width=24, pulse=self._total_steps is None),
             Text(f"step {_of(self._step, self._total_steps)}", style="bold"),
             Text(f"items {_of(self._items, self._total_items)}"),
             Text(f"ETA {self._eta()}", style="cyan"),
@@ -227,15 +220,10 @@ class Console:
 
     def _eta(self) -> str:
         done = self._step - self._first_step
-        if done <= 0:
+        if done <= 0 or self._total_steps is None:
             return "-"
-        if self._total_steps:
-            left = (self._total_steps - self._step) / done
-        elif self._total_items and self._items:
-            left = (self._total_items - self._items) / self._items
-        else:
-            return "-"
-        return _duration(max(left, 0.0) * (self._clock() - self._first_time))
+        seconds_a_step = (self._clock() - self._first_time) / done
+        return _duration(seconds_a_step * max(self._total_steps - self._step, 0))
 
 
 def _of(done: int, total: int | None) -> str:
@@ -251,7 +239,7 @@ def _number(value: Any) -> str:
         return f"{value:,}"
     if value != 0 and not 1e-3 <= abs(value) < 1e6:
         return f"{value:.2e}"
-    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
 def _change(before: Any, after: Any) -> tuple[str, str]:
