@@ -12,6 +12,7 @@ from typing import Any
 
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from accelerate.utils import LoggerType
 
 from mlrl.errors import ConfigError
 from mlrl.run_folder import RunFolder, append_jsonl, to_jsonable
@@ -33,12 +34,12 @@ class MetricAverager:
     def add(self, name: str, total: float, count: float = 1.0) -> None:
         """Add a sum over ``count`` samples. For a rate, pass amount and seconds: the mean is amount per second."""
         old_total, old_count = self._pairs.get(name, (0.0, 0.0))
-        # float() also detaches a tensor: an attached one would keep its whole graph alive until the flush.
-        self._pairs[name] = (old_total + float(total), old_count + float(count))
+        # Plain numbers: an attached tensor would keep its whole graph alive until the flush.
+        self._pairs[name] = (old_total + _float(total), old_count + _float(count))
 
     def add_value(self, name: str, value: float, count: float = 1.0) -> None:
         """Add a mean over ``count`` samples (one value, with the default count)."""
-        self.add(name, float(value) * float(count), count)
+        self.add(name, _float(value) * _float(count), count)
 
     def update(self, pairs: Mapping[str, tuple[Any, Any]]) -> None:
         """Add many ``name: (sum, count)`` pairs, as losses return them."""
@@ -86,9 +87,9 @@ def check_report_to(report_to: str | Sequence[str]) -> list[str]:
             raise ConfigError(f"report_to={name!r}: unknown tracker. Choose from {words}.{_closest(name, known)}")
     if "none" in names and len(names) > 1:
         raise ConfigError(f"report_to={names!r}: 'none' beside other trackers. Leave out 'none' or the others.")
-    available = {str(tracker) for tracker in get_available_trackers()}
+    absent = set(LoggerType.list()) - {str(tracker) for tracker in get_available_trackers()}
     for name in names:
-        if name != "none" and name not in available:
+        if name in absent:
             raise ConfigError(
                 f"report_to={name!r}: the package is not installed. "
                 f"Install it with: pip install {PIP_NAMES.get(name, name)}"
@@ -267,6 +268,10 @@ class Tracking:
                 f"Training goes on; every metric is in {where}.",
                 stacklevel=3,
             )
+
+
+def _float(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 def _scalar(name: str, value: Any) -> bool | int | float | None:
