@@ -1,0 +1,1 @@
+"""Returns, credit, advantages, reference-KL terms and sample weights: pure functions of tensors."""

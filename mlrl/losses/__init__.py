@@ -1,0 +1,1 @@
+"""Token log-probabilities and losses: pure functions of tensors."""
