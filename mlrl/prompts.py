@@ -38,10 +38,10 @@ def checked_prompt(value: Any, *, field: str, where: str) -> Prompt:
         return value
     if isinstance(value, list | tuple) and value and all(_is_message(entry) for entry in value):
         return [copied(message) for message in value]
-    problem = f"of type {type(value).__name__} is no prompt"
+    problem = f"a value of type {type(value).__name__} is no prompt"
     if isinstance(value, list | tuple):
         bad = next((i for i, entry in enumerate(value) if not _is_message(entry)), None)
-        problem = "has no message" if bad is None else f"has no message at position {bad}: {shown(value[bad])}"
+        problem = "an empty list is no prompt" if bad is None else f"entry {bad} is no message: {shown(value[bad])}"
     raise TaskError(f"{field}={shown(value)}: {problem} ({where}). Right is {_PROMPT_FORM}.")
 
 

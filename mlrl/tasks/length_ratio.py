@@ -79,7 +79,7 @@ def task(low: float = 2.0, high: float = 3.0) -> Task:
 
 
 def ratio_reward(first: str, second: str, low: float = 2.0, high: float = 3.0) -> float:
-    """exp(−max(low − ρ, ρ − high, 0)) in [0, 1], ρ the characters of `second` over those of `first`; 0 for an empty first."""
+    """exp(−max(low − ρ, ρ − high, 0)), ρ the characters of `second` over those of `first`; 0 for an empty first."""
     if not first:
         return 0.0
     ratio = len(second) / len(first)
