@@ -6,12 +6,12 @@ combinations are checked when a config is made, in Python and on the command lin
 Nothing here imports torch, so a wrong flag costs no time.
 """
 
+import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mlrl import config_rules as rules
-from mlrl.config_checks import check_field, check_fields, check_names
-from mlrl.errors import ConfigError
+from mlrl.config_checks import check_fields, check_names
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -21,9 +21,9 @@ class TaskArguments:
     """Task"""
 
     task: str = "length_ratio"
-    """A task that comes with mlrl, or file.py[:ATTR] with a Task or a function that makes one"""
+    """A shipped task, or file.py[:ATTR] with a Task or a function for one"""
     task_args: dict[str, Any] = field(default_factory=dict)
-    """key=value ...: arguments of the task's function; values are read as YAML"""
+    """Arguments of the task's function: key=value ..., read as YAML"""
 
 
 @dataclass(kw_only=True)
@@ -31,15 +31,15 @@ class ModelArguments:
     """Models"""
 
     agent_model: str | None = None
-    """Model of every agent: hub id, local folder, or 'embedded' (no download)"""
+    """Model of every agent: hub id, local folder, or embedded (no download)"""
     agents: list[str] | None = None
     """One model an agent (in place of agent_model): hub ids or local folders"""
     num_agents: int | None = None
-    """Team size with agent_model; otherwise the number of agents given. None: 2"""
+    """Team size; None: 2, or the number of models that are given"""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """float32 or bfloat16; None: mixed_precision of the launch, else bfloat16 on GPUs that have it"""
+    """float32 or bfloat16; None: as launched, else bfloat16 on a GPU that has it"""
     attn_implementation: str | None = None
-    """Attention of transformers, such as sdpa, eager, flash_attention_2; None: its choice"""
+    """Attention of transformers: sdpa, eager, ...; None: its own choice"""
 
 
 @dataclass(kw_only=True)
@@ -47,7 +47,7 @@ class TuningArguments:
     """Tuning"""
 
     tuning: Literal["lora", "full"] = "lora"
-    """lora: an adapter an agent on one frozen base; full: every weight of every agent"""
+    """lora: an adapter an agent on one frozen base; full: all weights"""
     lora_rank: int = 16
     """Rank of the adapters"""
     lora_alpha: float = 32.0
@@ -55,13 +55,13 @@ class TuningArguments:
     lora_dropout: float = 0.0
     """Dropout before the adapters; policy gradients need 0"""
     lora_target_modules: str | list[str] = "all-linear"
-    """Modules with an adapter: all-linear, or names such as q_proj v_proj, or one regex"""
+    """Modules with adapters: all-linear, names (q_proj v_proj), or one regex"""
     share_parameters: bool = False
     """One set of weights and one optimizer for all agents"""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, more time"""
     reference_model: str | None = None
-    """Model of the reference KL; None: the agents' own initial policy"""
+    """Reference policy of the KL; None: the agents' initial policies"""
 
 
 @dataclass(kw_only=True)
@@ -74,21 +74,21 @@ class SamplingArguments:
     """Episodes and sampling"""
 
     num_turns: int = 1
-    """Turns of an episode (horizon); more than 1 needs the task's external_transition"""
+    """Turns of an episode; more than 1 needs the task's external_transition"""
     max_new_tokens: int = 128
     """Longest response, in tokens"""
     max_prompt_tokens: int | None = None
-    """Longer prompts lose tokens on the left, counted; None: too long for the model is an error"""
+    """Longer prompts are cut on the left and counted; None: never cut"""
     temperature: float = 1.0
     """Sampling temperature; the loss scores tokens at the same one"""
     top_p: float = 1.0
-    """Nucleus sampling; 1 is off. Below 1 the loss is biased: it scores the full distribution"""
+    """Nucleus sampling; 1 is off. Below 1 the gradient is biased"""
     top_k: int = 0
-    """Sample from the k likeliest tokens; 0 is off. Biased like top_p"""
+    """Sample from the k likeliest tokens; 0 is off. Above 0 the gradient is biased"""
     early_termination_threshold: float | None = None
     """An episode ends early where the processed reward is above this; None: never"""
     external_prompt_passthrough: bool = False
-    """The transition's prompts go to the agents as they are, not through the formatters"""
+    """Prompts of the transition skip the formatters"""
     discount: float = 1.0
     """Discount factor of later turns, between 0 and 1"""
     max_rollout_rows: int = 256
@@ -104,7 +104,7 @@ class RolloutArguments(SamplingArguments):
     joint_mode: Literal["aligned", "cross"] = "aligned"
     """aligned: K joint responses a node; cross: all K^N combinations"""
     early_termination_scope: Literal["node", "joint"] = "node"
-    """node: mean reward of the node stops all of it; joint: each branch for itself (unbiased)"""
+    """node: the mean reward stops a whole node; joint: each branch by its own"""
     rollout_batch_size: int = 4
     """Task items a step, over all processes"""
 
@@ -114,7 +114,7 @@ class LearningArguments:
     """Learning"""
 
     agent_learning_rate: float | list[float] | None = None
-    """Learning rate of AdamW, one or one an agent; None: 1e-4 with lora, 1e-5 with full"""
+    """AdamW learning rate, one or one an agent; None: 1e-4 (lora), 1e-5 (full)"""
     num_train_epochs: int = 1
     """Passes over the train set"""
     max_steps: int | None = None
@@ -122,7 +122,7 @@ class LearningArguments:
     train_batch_size: int | None = None
     """Nodes an update; None: all nodes of the rollout in one"""
     micro_batch_tokens: int = 4096
-    """Tokens in one forward and backward pass: bounds the memory of learning, not its result"""
+    """Tokens a forward and backward pass: bounds memory, changes no result"""
     num_updates_per_rollout: int = 1
     """Passes over the nodes of a rollout; more than 1 needs clip_range"""
     max_grad_norm: float | None = 1.0
@@ -134,7 +134,7 @@ class LearningArguments:
     weight_decay: float = 0.0
     """Weight decay of AdamW"""
     max_nonfinite_steps: int = 3
-    """Steps with a NaN or infinite loss are skipped; this many in a row stop the run"""
+    """NaN or infinite losses are skipped; so many steps in a row end the run"""
 
 
 @dataclass(kw_only=True)
@@ -142,25 +142,25 @@ class PolicyLossArguments:
     """Policy loss"""
 
     advantage_mode: Literal["raw", "mean", "rloo", "max", "greedy"] = "raw"
-    """Baseline: raw (none), mean, rloo (mean of the others), max, greedy (one extra response)"""
+    """Baseline: raw (none), mean, rloo (the others' mean), max, greedy (one extra)"""
     advantage_normalization: Literal["none", "node", "batch"] | bool = "none"
-    """Divide by the std of: none, node (K returns of a node), batch; True is node"""
+    """Advantages divided by the std of: none, node, batch; True is node"""
     turn_weighting: Literal["objective", "undiscounted", "node"] = "objective"
-    """objective (discounted sum of turn means), undiscounted, or node (flat mean of nodes)"""
+    """objective (discounted turn means), undiscounted, node (flat mean)"""
     loss_aggregation: Literal["sequence_sum", "token_mean", "constant", "sequence_mean"] = "sequence_sum"
-    """sequence_sum, token_mean (/ batch mean length), constant (/ max_new_tokens), sequence_mean"""
+    """sequence_sum, token_mean, constant (/ max_new_tokens) or sequence_mean"""
     clip_range: float | None = None
-    """PPO clipping of the importance ratio (0.2 is usual); None: REINFORCE"""
+    """PPO clipping of the importance ratio, often 0.2; None: REINFORCE"""
     clip_range_high: float | None = None
     """Upper clip range; None: same as clip_range"""
     dual_clip: float | None = None
     """Bound of the ratio where the advantage is negative, above 1; None: off"""
     target_kl: float | None = None
-    """Passes over a rollout stop where approx_kl exceeds this; None: never"""
+    """Passes over a rollout stop where approx_kl passes this; None: never"""
     importance_level: Literal["token", "sequence"] = "token"
-    """Importance ratio a token, or a sequence (mean log-ratio; clip_range about 3e-4)"""
+    """Importance ratio a token or a sequence (then clip_range is about 3e-4)"""
     mask_truncated: bool = False
-    """Leave responses cut at max_new_tokens out of the loss (they stay in the baselines)"""
+    """Responses cut at max_new_tokens do not enter the loss, only the baselines"""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus"""
     reference_kl_coef: float = 0.0
@@ -186,9 +186,9 @@ class RunArguments:
     """Logging and saving"""
 
     eval_interval: int = 16
-    """Evaluate every so many train items, and at start and end; 0: only by hand"""
+    """Train items between evaluations; also at start and end; 0: only by hand"""
     logging_steps: int = 1
-    """Least number of env steps (joint reward evaluations) between two logged lines"""
+    """Least env steps (joint reward evaluations) between two logged lines"""
     report_to: Tracker | list[Tracker] = field(default_factory=lambda: ["none"])
     """Trackers beside metrics.jsonl: none, or any of wandb tensorboard trackio"""
     output_dir: str = "runs"
@@ -217,10 +217,13 @@ class CheckedConfig:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        self.check()
+        for doubt in self.check():
+            warnings.warn(doubt, stacklevel=3)  # the line that makes the config
 
-    def check(self, num_agents: int | None = None) -> None:
-        """Raise `ConfigError` for the first wrong type, word, range or combination; doubtful ones only warn.
+    def check(self, num_agents: int | None = None) -> list[str]:
+        """Raise `ConfigError` for the first wrong type, word, range or combination; return what is only doubtful.
+
+        A trainer checks again, since fields may have been set, and knows the team size.
 
         Args:
             num_agents: the team size, where only the caller knows it.
@@ -243,14 +246,16 @@ class TrainerConfig(
     sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Where each value came from, filled by the command line (`mlrl.cli.parse`)"""
 
-    def check(self, num_agents: int | None = None) -> None:
+    def check(self, num_agents: int | None = None) -> list[str]:
         check_fields(self)
         rules.check_models(self)
-        rules.check_tuning(self)
         rules.check_team(self, num_agents)
-        rules.check_advantages(self)
-        rules.check_updates(self, num_agents)
-        rules.check_run(self)
+        return [
+            *rules.check_tuning(self),
+            *rules.check_advantages(self),
+            *rules.check_updates(self, num_agents),
+            *rules.check_run(self),
+        ]
 
 
 @dataclass(kw_only=True)
@@ -297,11 +302,12 @@ class EvaluationConfig(ModelArguments, SamplingArguments, EvaluationArguments, C
     sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Where each value came from, filled by the command line (`mlrl.cli.parse`)"""
 
-    def check(self, num_agents: int | None = None) -> None:
+    def check(self, num_agents: int | None = None) -> list[str]:
         check_fields(self)
         rules.check_models(self)
         rules.check_agents_dir(self)
         rules.check_team(self, num_agents)
+        return []
 
 
 def field_names(config_class: type) -> list[str]:
@@ -313,57 +319,3 @@ def known_fields() -> set[str]:
     """Names of the settings of any config: what a task may recommend."""
     classes = [TrainerConfig, EvaluationConfig]
     return {name for config_class in classes for name in field_names(config_class)}
-
-
-def team_models(
-    config: ModelArguments, *, agent_model: Any = None, agents: list[Any] | None = None, num_agents: int | None = None
-) -> list[Any]:
-    """The N models of a team, from a trainer's arguments and its config, which must agree where both speak.
-
-    Args:
-        config: holds `agent_model`, `agents`, `num_agents`, any of them None.
-        agent_model: one model of all agents, a name or a loaded object.
-        agents: one model an agent.
-        num_agents: team size.
-
-    Returns:
-        N names or objects, in agent order.
-
-    Raises:
-        ConfigError: no model, two answers to one question, or counts that differ.
-    """
-    agent_model = _agreed("agent_model", agent_model, config.agent_model)
-    agents = _agreed("agents", agents, config.agents)
-    num_agents = _agreed("num_agents", num_agents, config.num_agents)
-    if agents is None and agent_model is None:
-        raise ConfigError("agent_model=None: there is no model. Give agent_model (one for all) or agents (one each).")
-    if agents is not None and agent_model is not None:
-        raise ConfigError(f"agent_model={agent_model!r}: agents is given too. Give one of the two.")
-    if agents is None:
-        num_agents = rules.DEFAULT_NUM_AGENTS if num_agents is None else num_agents
-        check_field("num_agents", num_agents, int)
-        return [agent_model] * num_agents
-    if not isinstance(agents, list | tuple) or not agents:
-        raise ConfigError(f"agents={agents!r}: is not a list of models. Give one model an agent.")
-    if num_agents is not None and num_agents != len(agents):
-        raise ConfigError(f"num_agents={num_agents!r}: agents has {len(agents)}. Leave num_agents out, or let it agree.")
-    return list(agents)
-
-
-def agent_learning_rates(config: TrainerConfig, num_agents: int) -> list[float]:
-    """The learning rate of each of `num_agents` agents, defaults filled in."""
-    rate = config.agent_learning_rate
-    if rate is None:
-        rate = rules.DEFAULT_LEARNING_RATE[config.tuning]
-    rates = rate if isinstance(rate, list) else [rate] * num_agents
-    rules.check_rates(rates, num_agents, config.share_parameters)
-    return rates
-
-
-def _agreed(name: str, given: Any, configured: Any) -> Any:
-    """The value that was given, or else the configured one; two different values are an error."""
-    if given is None or configured is None:
-        return configured if given is None else given
-    if given is not configured and given != configured:
-        raise ConfigError(f"{name}={given!r}: the config says {name}={configured!r}. Give it in one of the two places.")
-    return given

@@ -1,10 +1,13 @@
-"""The checks of several settings together, and of local paths. They raise `ConfigError`; what is only doubtful warns."""
+"""The checks of several settings together and of local paths, and who the agents are.
+
+What cannot work raises `ConfigError`; what is only doubtful is returned as texts for a warning.
+"""
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
+from mlrl.config_checks import check_field
 from mlrl.errors import ConfigError
 
 DEFAULT_NUM_AGENTS = 2
@@ -43,8 +46,9 @@ def check_team(config: Any, num_agents: int | None) -> None:
         raise ConfigError(f"num_agents={config.num_agents!r}: there are {right} agents. Give {right}, or leave it out.")
 
 
-def check_tuning(config: Any) -> None:
+def check_tuning(config: Any) -> list[str]:
     """What cannot be trained with policy gradients, or cannot be shared."""
+    doubts = []
     if config.lora_dropout > 0:
         raise ConfigError(
             f"lora_dropout={config.lora_dropout!r}: policy gradients need the same policy in sampling and in scoring, "
@@ -56,10 +60,11 @@ def check_tuning(config: Any) -> None:
             "Give one agent_model, or leave share_parameters out."
         )
     if config.reference_model is not None and config.reference_kl_coef == 0:
-        _warn(f"reference_model={config.reference_model!r} is not used while reference_kl_coef is 0")
+        doubts.append(f"reference_model={config.reference_model!r} is not used while reference_kl_coef is 0")
     if isinstance(config.agent_learning_rate, list):
         count = len(config.agents) if config.agents else config.num_agents
         check_rates(config.agent_learning_rate, count, config.share_parameters)
+    return doubts
 
 
 def check_rates(rates: list[float], num_agents: int | None, share_parameters: bool) -> None:
@@ -75,8 +80,9 @@ def check_rates(rates: list[float], num_agents: int | None, share_parameters: bo
         )
 
 
-def check_advantages(config: Any) -> None:
+def check_advantages(config: Any) -> list[str]:
     """Baselines that need siblings, and what the plain policy gradient does not allow."""
+    doubts = []
     mode, normalization, num_generations = config.advantage_mode, config.advantage_normalization, config.num_generations
     if num_generations < 2 and mode in ("mean", "rloo", "max"):
         raise ConfigError(
@@ -85,7 +91,7 @@ def check_advantages(config: Any) -> None:
         )
     if num_generations < 2 and normalization != "none":
         raise ConfigError(
-            f"num_generations={num_generations!r}: advantage_normalization={normalization!r} needs a spread of returns. "
+            f"num_generations={num_generations!r}: advantage_normalization={normalization!r} needs several returns. "
             "Give num_generations of 2 or more, or advantage_normalization none."
         )
     truncated = "top_p" if config.top_p < 1 else "top_k" if config.top_k > 0 else None
@@ -95,7 +101,7 @@ def check_advantages(config: Any) -> None:
             "gradient would be far from the true one. Set top_p to 1 and top_k to 0, or use another advantage_mode."
         )
     if truncated:
-        _warn(
+        doubts.append(
             f"{truncated}={getattr(config, truncated)!r}: tokens are drawn from a cut distribution but scored under "
             "the full one, so the gradient is biased; top_p=1 and top_k=0 avoid that"
         )
@@ -104,10 +110,12 @@ def check_advantages(config: Any) -> None:
             "loss_aggregation='sequence_mean': with advantage_mode='raw' it would learn the reward per length. "
             "Use sequence_sum, token_mean or constant."
         )
+    return doubts
 
 
-def check_updates(config: Any, num_agents: int | None = None) -> None:
+def check_updates(config: Any, num_agents: int | None = None) -> list[str]:
     """Several updates on one rollout need clipping; settings of clipping need it too."""
+    doubts = []
     nodes = nodes_per_step(config, num_agents)
     several_passes = config.num_updates_per_rollout > 1
     minibatches = config.train_batch_size is not None and config.train_batch_size < nodes
@@ -129,18 +137,19 @@ def check_updates(config: Any, num_agents: int | None = None) -> None:
                     f"or leave {name} out."
                 )
     elif config.importance_level == "sequence" and config.clip_range > WIDE_SEQUENCE_CLIP:
-        _warn(
+        doubts.append(
             f"clip_range={config.clip_range!r}: with importance_level='sequence' the ratio is a mean over tokens and "
             "stays near 1, so this never clips; about 3e-4 is usual"
         )
     if config.target_kl is not None and not several_passes:
-        _warn(f"target_kl={config.target_kl!r} has no effect while num_updates_per_rollout is 1")
+        doubts.append(f"target_kl={config.target_kl!r} has no effect while num_updates_per_rollout is 1")
     responses = nodes * config.num_generations * _team_size(config, num_agents)
     if responses > MANY_RESPONSES:
-        _warn(
+        doubts.append(
             f"num_turns={config.num_turns!r}: full trees have {responses} responses a step; lower num_generations, "
             "num_turns or rollout_batch_size if that was not meant"
         )
+    return doubts
 
 
 def _team_size(config: Any, num_agents: int | None) -> int:
@@ -156,14 +165,16 @@ def nodes_per_step(config: Any, num_agents: int | None = None) -> int:
     return config.rollout_batch_size * sum(num_joints**turn for turn in range(config.num_turns))
 
 
-def check_run(config: Any) -> None:
+def check_run(config: Any) -> list[str]:
     """Trackers that contradict each other or that nothing is sent to."""
+    doubts = []
     if "none" in config.report_to and len(config.report_to) > 1:
         raise ConfigError(f"report_to={config.report_to!r}: none excludes the others. Drop none, or the others.")
     if "wandb" not in config.report_to:
         for name in ("wandb_project", "wandb_entity", "wandb_tags", "wandb_dir"):
             if getattr(config, name) is not None:
-                _warn(f"{name}={getattr(config, name)!r} has no effect; add wandb to report_to")
+                doubts.append(f"{name}={getattr(config, name)!r} has no effect; add wandb to report_to")
+    return doubts
 
 
 def check_agents_dir(config: Any) -> None:
@@ -203,8 +214,58 @@ def check_run_folder(output_dir: str, run_name: str) -> None:
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"output_dir={output_dir!r}: nothing can be written in {parent}. Give a folder that you own.")
+        raise ConfigError(f"output_dir={output_dir!r}: nothing can be written in {parent}. Give another folder.")
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
+def team_models(
+    config: Any, *, agent_model: Any = None, agents: list[Any] | None = None, num_agents: int | None = None
+) -> list[Any]:
+    """The N models of a team, from a trainer's arguments and its config, which must agree where both speak.
+
+    Args:
+        config: holds `agent_model`, `agents`, `num_agents`, any of them None.
+        agent_model: one model of all agents, a name or a loaded object.
+        agents: one model an agent.
+        num_agents: team size.
+
+    Returns:
+        N names or objects, in agent order.
+
+    Raises:
+        ConfigError: no model, two answers to one question, or counts that differ.
+    """
+    agent_model = _agreed("agent_model", agent_model, config.agent_model)
+    agents = _agreed("agents", agents, config.agents)
+    num_agents = _agreed("num_agents", num_agents, config.num_agents)
+    if agents is None and agent_model is None:
+        raise ConfigError("agent_model=None: there is no model. Give agent_model (one for all) or agents (one each).")
+    if agents is not None and agent_model is not None:
+        raise ConfigError(f"agent_model={agent_model!r}: agents is given too. Give one of the two.")
+    if agents is None:
+        num_agents = DEFAULT_NUM_AGENTS if num_agents is None else num_agents
+        check_field("num_agents", num_agents, int)
+        return [agent_model] * num_agents
+    if not isinstance(agents, list | tuple) or not agents:
+        raise ConfigError(f"agents={agents!r}: is not a list of models. Give one model an agent.")
+    if num_agents is not None and num_agents != len(agents):
+        raise ConfigError(f"num_agents={num_agents!r}: agents has {len(agents)}. Leave it out, or let it agree.")
+    return list(agents)
+
+
+def agent_learning_rates(config: Any, num_agents: int) -> list[float]:
+    """The learning rate of each of `num_agents` agents, defaults filled in."""
+    rate = config.agent_learning_rate
+    if rate is None:
+        rate = DEFAULT_LEARNING_RATE[config.tuning]
+    rates = rate if isinstance(rate, list) else [rate] * num_agents
+    check_rates(rates, num_agents, config.share_parameters)
+    return rates
+
+
+def _agreed(name: str, given: Any, configured: Any) -> Any:
+    """The value that was given, or else the configured one; two different values are an error."""
+    if given is None or configured is None:
+        return configured if given is None else given
+    if given is not configured and given != configured:
+        raise ConfigError(f"{name}={given!r}: the config says {name}={configured!r}. Give it in one of the two places.")
+    return given

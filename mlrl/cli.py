@@ -1,0 +1,233 @@
+"""The command line of every script: flags over a YAML file over a task's recommendations over a script's defaults.
+
+::
+
+    @dataclass
+    class Arguments(TaskArguments, MAGRPOConfig):
+        num_generations: int = 8
+        \"\"\"A default of this script; this text is its line in --help.\"\"\"
+
+    def main():
+        run = parse(Arguments, __doc__)
+        with config_errors():
+            from mlrl.trainers import MAGRPOTrainer  # torch loads only now
+            trainer = MAGRPOTrainer(args=run.config, ...)
+        trainer.train()
+"""
+
+import contextlib
+import inspect
+import os
+import re
+import shutil
+import sys
+import typing
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mlrl.config import TaskArguments, known_fields
+from mlrl.config_checks import check_field, check_names, suggestion
+from mlrl.config_file import dump_config, read_config
+from mlrl.config_help import field_defaults, format_help
+from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
+from mlrl.errors import ConfigError
+from mlrl.flags import read_flags
+
+__all__ = ["Run", "config_errors", "default_run_name", "dump_config", "parse"]
+
+# Three ways to say which models; saying it in one way takes back what a weaker level said in another way, and with
+# a model an agent also the number of agents.
+_MODEL_FIELDS = ("agent_model", "agents", "agents_dir")
+
+
+@dataclass
+class Run:
+    """What a command line asks for."""
+
+    config: Any
+    """Instance of the script's config class, checked"""
+    task: Any
+    """The loaded `mlrl.task.Task`"""
+    task_name: str
+    """Short name of the task, as in the name of the run folder"""
+    sources: dict[str, str]
+    """Setting → default, script, task, yaml, flag, or derived (from other settings); also `config.sources`"""
+    script: str
+    """Name of the script, without .py"""
+
+
+def parse(config_class: type, script_doc: str | None, argv: list[str] | None = None) -> Run:
+    """Read the command line of a script; nothing here imports torch, so a mistake costs no time.
+
+    Precedence: default of the config < of the script < recommended by the task < ``--config`` YAML < flag.
+    ``--help`` prints the help and exits with 0; an error prints one message and exits with 2.
+
+    Args:
+        config_class: dataclass of the script, made from `TaskArguments` and a config of `mlrl.config`.
+        script_doc: the script's docstring, which opens the help.
+        argv: the words after the script's name; default: those of this process.
+    """
+    if not issubclass(config_class, TaskArguments):
+        raise TypeError(f"{config_class.__name__} must have mlrl.config.TaskArguments among its base classes")
+    argv = sys.argv[1:] if argv is None else argv
+    file = _script_file(config_class)
+    if "-h" in argv or "--help" in argv:
+        width = max(60, shutil.get_terminal_size(fallback=(120, 24)).columns)
+        print(format_help(config_class, file.name, script_doc, width), end="")
+        raise SystemExit(0)
+    with config_errors(file.name):
+        return _resolve(config_class, file.stem, argv)
+
+
+@contextlib.contextmanager
+def config_errors(script: str | None = None) -> Iterator[None]:
+    """Turn a `ConfigError` into one line on stderr and exit code 2, without a traceback."""
+    script = script or Path(sys.argv[0]).name
+    try:
+        yield
+    except ConfigError as error:
+        print(f"{script}: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def default_run_name(script: str, task_name: str, now: datetime | None = None) -> str:
+    """``<script>-<task>-<time>``, such as magrpo-length_ratio-20260131-180500."""
+    task_name = re.sub(r"[^\w.-]+", "-", task_name).strip("-.") or "task"
+    return f"{script}-{task_name}-{now or datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
+    """All of `parse` that can fail."""
+    from mlrl.task import load_task  # brings in numpy, which --help can do without
+
+    defaults = field_defaults(config_class)
+    hints = {name: hint for name, hint in typing.get_type_hints(config_class).items() if name in defaults}
+    flags = read_flags(argv, {"config": str | None, **hints})
+    path = flags.pop("config", None)
+    file_values = {} if path is None else _checked(read_config(path), hints, f" (in {path})")
+    for level in (flags, file_values):
+        _check_one_model(level)
+
+    task_spec, task_args = _task_choice(defaults, file_values, flags)
+    task = load_task(task_spec, task_args)
+    task_name = task.name
+    recommended = _recommended(task.recommended, hints, task_name)
+
+    in_script = {name: value for name, value in defaults.items() if _is_of_script(config_class, name)}
+    values, sources = _merge(
+        {"default": defaults, "script": in_script, "task": recommended, "yaml": file_values, "flag": flags}
+    )
+    values["task"], values["task_args"] = task_spec, task_args
+    _derive(values, sources, default_run_name(script, task_name))
+
+    config = _construct(config_class, values, sources, script)
+    config.sources.update(sources)
+    is_first_process = int(os.environ.get("RANK", "0")) == 0  # the others may come when the folder has been made
+    if "run_name" in values and is_first_process:
+        check_run_folder(config.output_dir, config.run_name)
+    return Run(config=config, task=task, task_name=task_name, sources=sources, script=script)
+
+
+def _checked(values: dict[str, Any], hints: dict[str, Any], where: str) -> dict[str, Any]:
+    """The values of a YAML file or a task, each checked by itself; errors say where it stands."""
+    try:
+        check_names(values, list(hints))
+        return {name: check_field(name, value, hints[name]) for name, value in values.items()}
+    except ConfigError as error:
+        raise ConfigError(f"{error}{where}") from None
+
+
+def _recommended(recommended: dict[str, Any], hints: dict[str, Any], task_name: str) -> dict[str, Any]:
+    """A task's recommendations for this script; those for other algorithms are left out, unknown ones an error."""
+    known = known_fields()
+    for name in recommended:
+        if name not in known:
+            raise ConfigError(
+                f"recommended={name!r}: task {task_name} recommends a setting that does not exist."
+                f"{suggestion(str(name), known) or ' Use names that --help lists.'}"
+            )
+    here = {name: value for name, value in recommended.items() if name in hints}
+    here = _checked(here, hints, f" (recommended by task {task_name})")
+    _check_one_model(here)
+    return here
+
+
+def _check_one_model(level: dict[str, Any]) -> None:
+    given = [name for name in _MODEL_FIELDS if level.get(name) is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]}={level[given[0]]!r}: {given[1]}={level[given[1]]!r} is given too. Give one.")
+
+
+def _task_choice(*levels: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Task and its arguments; arguments add up over the levels, until a higher level names another task."""
+    task, arguments = "", {}
+    for level in levels:
+        if level.get("task", task) != task:
+            task, arguments = level["task"], {}
+        arguments = arguments | level.get("task_args", {})
+    return task, arguments
+
+
+def _is_of_script(config_class: type, name: str) -> bool:
+    """Whether the default of a setting stands in the script rather than in mlrl."""
+    owner = next(base for base in config_class.__mro__ if name in inspect.get_annotations(base))
+    return not owner.__module__.startswith("mlrl.")
+
+
+def _merge(levels: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and their sources, from the weakest level to the strongest."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, level in levels.items():
+        given = [name for name in _MODEL_FIELDS if level.get(name) is not None]
+        if given:
+            stale = set(_MODEL_FIELDS) | ({"num_agents"} if given != ["agent_model"] else set())
+            level = {name: None for name in stale if values.get(name) is not None} | level
+        values |= level
+        sources |= dict.fromkeys(level, source)
+    return values, sources
+
+
+def _derive(values: dict[str, Any], sources: dict[str, str], run_name: str) -> None:
+    """Fill in the settings that follow from others."""
+    models = [name for name in _MODEL_FIELDS if name in values]
+    if all(values[name] is None for name in models):
+        raise ConfigError(f"{models[0]}=None: there is no model. Give one of {', '.join('--' + m for m in models)}.")
+    derived = {}
+    if values["num_agents"] is None:
+        derived["num_agents"] = DEFAULT_NUM_AGENTS
+        if values["agents"] is not None:
+            derived["num_agents"] = len(values["agents"])
+        elif values.get("agents_dir") is not None:
+            derived["num_agents"] = count_agents(values["agents_dir"])
+    if "agent_learning_rate" in values and values["agent_learning_rate"] is None:
+        derived["agent_learning_rate"] = DEFAULT_LEARNING_RATE[values["tuning"]]
+    if "run_name" in values and values["run_name"] is None:
+        derived["run_name"] = run_name
+    values |= derived
+    sources |= dict.fromkeys(derived, "derived")
+
+
+def _construct(config_class: type, values: dict[str, Any], sources: dict[str, str], script: str) -> Any:
+    """The config; an error says where the settings in it came from, a doubt is one line on stderr."""
+    try:
+        with warnings.catch_warnings(record=True) as doubts:
+            warnings.simplefilter("always")
+            config = config_class(**values)
+    except ConfigError as error:
+        named = [name for name in sources if re.search(rf"\b{name}\b", str(error))]
+        raise ConfigError(f"{error} ({', '.join(f'{name}: {sources[name]}' for name in named)})") from None
+    for doubt in doubts:
+        print(f"{script}: warning: {doubt.message}", file=sys.stderr)
+    return config
+
+
+def _script_file(config_class: type) -> Path:
+    try:
+        return Path(inspect.getfile(config_class))
+    except (TypeError, OSError):  # a class without a file, as in a notebook
+        return Path(sys.argv[0] or "script.py")
