@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlrl.calling import bind_call, copied, shown
@@ -105,7 +105,8 @@ class EvalHooks:
         """
         if self.callback is None:
             return {}
-        returned = self.callback([list(samples)], {})
+        own = [replace(s, prompt=copied(s.prompt), metadata=copied(s.metadata)) for s in samples]
+        returned = self.callback([own], {})
         return {} if returned is None else _scalars(returned, "metrics_callback")
 
 

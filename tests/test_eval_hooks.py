@@ -81,3 +81,10 @@ def test_the_callback_gets_samples_and_may_return_nothing():
 def test_hooks_refused_before_the_run(logger, aggregator, callback, word):
     with pytest.raises(ConfigError, match=word):
         EvalHooks(logger, aggregator, callback)
+
+
+def test_the_callback_cannot_change_the_item():
+    item = {"prompt": "p", "tags": [1]}
+    sample = RolloutSample(agent_idx=0, turn_idx=0, prompt="p", completion="c", reward=0.5, metadata={"item": item})
+    EvalHooks(None, None, lambda rollouts: rollouts[0].metadata["item"]["tags"].clear()).callback_metrics([sample])
+    assert item == {"prompt": "p", "tags": [1]}
