@@ -31,7 +31,7 @@ from typing import Any
 
 from mlrl.config import TaskArguments, known_fields
 from mlrl.config_checks import check_field, check_names, suggestion
-from mlrl.config_file import dump_config, read_config
+from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
 from mlrl.errors import ConfigError
@@ -108,11 +108,14 @@ def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
     hints = {name: hint for name, hint in typing.get_type_hints(config_class).items() if name in defaults}
     flags = read_flags(argv, {"config": str | None, **hints})
     path = flags.pop("config", None)
-    file_values = {} if path is None else _checked(read_config(path), hints, f" (in {path})")
+    file_values = {} if path is None else _checked(read_config(path, hints), hints, f" (in {path})")
     for level in (flags, file_values):
         _check_one_model(level)
 
     task_spec, task_args = _task_choice(defaults, file_values, flags)
+    for name, value in task_args.items():
+        if value == MASK:
+            raise ConfigError(f"task_args.{name}={MASK!r}: was a secret, so config.yaml hides it. Give it again.")
     task = load_task(task_spec, task_args)
     task_name = task.name
     recommended = _recommended(task.recommended, hints, task_name)

@@ -292,11 +292,11 @@ class EvaluationConfig(ModelArguments, SamplingArguments, EvaluationArguments, C
     """Evaluated team"""
 
     agents_dir: str | None = None
-    """Folder with agent_0, agent_1 ... of a trained team (in place of agent_model or agents)"""
+    """Folder with agent_0, agent_1, ... of a trained team (in place of a model)"""
     eval_num_samples: int | None = None
     """Items evaluated: the first so many of the eval set; None: all"""
     output: str | None = None
-    """JSON file for the metrics and the episodes; None: print only"""
+    """JSON file for metrics and episodes; None: print only"""
     seed: int = 42
     """Seed of sampling"""
     sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)

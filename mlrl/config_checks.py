@@ -88,14 +88,14 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 def check_field(name: str, value: Any, hint: Any) -> Any:
     """The value as its type wants it (1 becomes 1.0 for a float); `ConfigError` for a wrong type, word or range."""
-    value = _check_type(name, value, hint)
+    given, value = value, _check_type(name, value, hint)
     if name in _NOT_EMPTY and (value == [] or any(isinstance(e, str) and not e.strip() for e in _elements(value))):
-        raise ConfigError(f"{name}={value!r}: is empty. Give a value, or leave it out.")
+        raise ConfigError(f"{name}={given!r}: is empty. Give a value, or leave it out.")
     for element in _elements(value):
         if isinstance(element, float) and not math.isfinite(element):
-            raise ConfigError(f"{name}={value!r}: is not finite. Give an ordinary number.")
+            raise ConfigError(f"{name}={given!r}: is not finite. Give an ordinary number.")
         if name in RANGES and element is not None and not RANGES[name][0](element):
-            raise ConfigError(f"{name}={value!r}: is out of range. Give {RANGES[name][1]}.")
+            raise ConfigError(f"{name}={given!r}: is out of range. Give {RANGES[name][1]}.")
     if name == "run_name" and value is not None and (Path(value).name != value or value == ".."):
         raise ConfigError(f"{name}={value!r}: is not a plain folder name. Give its parent folder as output_dir.")
     return value

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ RECORD = "record"
 _PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "tokenizers", "datasets", "numpy")
 # A name that says "secret": api_key, HF_TOKEN, password … but not max_new_tokens or key_frames.
 _SECRET_NAME = re.compile(r"(?i)(^|[_\-.])(api_?key|key|token|secret|passw(or)?d|credentials?)$")
-_SECRET_SHOWN = "***"
+MASK = "***"  # stands for a secret that was not written down
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,10 +72,14 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
+def read_config(path: str | Path, settings: Iterable[str] | None = None) -> dict[str, Any]:
     """The settings in a YAML file, unchecked.
 
     A config.yaml that a run wrote works too: its record is skipped, and so is a run name made from task and time.
+
+    Args:
+        path: the file.
+        settings: the settings of this script; what a run of another script wrote beyond them is left out.
 
     Raises:
         ConfigError: no such file, not YAML, or no mapping of names to values.
@@ -88,10 +93,12 @@ def read_config(path: str | Path) -> dict[str, Any]:
     content = {} if content is None else content
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"config={str(path)!r}: holds no settings. Write one `name: value` a line.")
-    record = content.pop(RECORD, None) or {}
+    if not isinstance(content.get(RECORD), dict):
+        return content
+    record = content.pop(RECORD)
     if "run_name" in record.get("sources", {}).get("derived", []):
         content.pop("run_name", None)
-    return content
+    return content if settings is None else {name: content[name] for name in settings if name in content}
 
 
 def dump_config(config: Any, sources: dict[str, str], path: str | Path, extra: dict[str, Any] | None = None) -> None:
@@ -154,16 +161,18 @@ def _git(*arguments: str, folder: str | Path | None) -> str:
 def _masked(values: Any) -> Any:
     """The same values, with those under a secret's name masked."""
     if isinstance(values, dict):
-        return {k: _SECRET_SHOWN if v and _SECRET_NAME.search(str(k)) else _masked(v) for k, v in values.items()}
+        return {k: MASK if v and _SECRET_NAME.search(str(k)) else _masked(v) for k, v in values.items()}
     return [_masked(v) for v in values] if isinstance(values, list | tuple) else values
 
 
 def _masked_words(words: list[str]) -> list[str]:
-    """Command-line words, with the value of every name=value under a secret's name masked."""
+    """Command-line words, with what stands under a secret's name in a name=value masked."""
     shown = []
     for word in words:
-        name, equals, _ = word.partition("=")
-        shown.append(f"{name}={_SECRET_SHOWN}" if equals and _SECRET_NAME.search(name) else word)
+        name, equals, text = word.partition("=")
+        value = parse_value(text)
+        masked = _masked({name: value})[name]
+        shown.append(f"{name}={masked}" if equals and masked != value else word)
     return shown
 
 

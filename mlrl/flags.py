@@ -86,7 +86,7 @@ def _single(word: str, options: list[Any] | tuple[Any, ...]) -> Any:
     if bool in options and word.lower() in ("true", "false"):
         return word.lower() == "true"
     for kind in (int, float):
-        if kind in options and (number := _number(word, kind)) is not None:
+        if {kind, float} & set(options) and (number := _number(word, kind)) is not None:
             return number
     return word
 
