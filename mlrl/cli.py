@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import sys
-import typing
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from mlrl.config import TaskArguments, known_fields
-from mlrl.config_checks import check_field, check_names, suggestion
+from mlrl.config_checks import check_field, check_names, setting_types, suggestion
 from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
@@ -105,7 +104,7 @@ def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
     from mlrl.task import load_task  # brings in numpy, which --help can do without
 
     defaults = field_defaults(config_class)
-    hints = {name: hint for name, hint in typing.get_type_hints(config_class).items() if name in defaults}
+    hints = setting_types(config_class)
     flags = read_flags(argv, {"config": str | None, **hints})
     path = flags.pop("config", None)
     file_values = {} if path is None else _checked(read_config(path, hints), hints, f" (in {path})")

@@ -3,6 +3,7 @@
 Messages have the form ``<field>=<value!r>: <what is wrong>. <what would be right>``.
 """
 
+import dataclasses
 import difflib
 import math
 import types
@@ -176,11 +177,19 @@ def _describe(hint: Any) -> str:
     return ", or ".join(parts)
 
 
+def setting_types(config_class: type) -> dict[str, Any]:
+    """Setting → type. A script that restates a setting changes its default, not what may stand there."""
+    hints = typing.get_type_hints(config_class)
+    for base in reversed(config_class.__mro__):
+        if base.__module__.startswith("mlrl."):
+            hints |= typing.get_type_hints(base)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config_class) if field.init}
+
+
 def check_fields(config: Any) -> None:
     """Check every field by itself, and write it in its one normal form (True as 'node', one tracker as a list)."""
-    hints = typing.get_type_hints(type(config))
-    for name in (f for f in hints if f != "sources"):
-        value = check_field(name, getattr(config, name), hints[name])
+    for name, hint in setting_types(type(config)).items():
+        value = check_field(name, getattr(config, name), hint)
         if name == "advantage_normalization" and isinstance(value, bool):
             value = "node" if value else "none"
         elif name == "report_to" and isinstance(value, str):

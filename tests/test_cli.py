@@ -390,6 +390,15 @@ def _words(hint: Any) -> list[str]:
     return [word for inner in typing.get_args(hint) for word in _words(inner)]
 
 
+def test_a_script_cannot_loosen_a_type(task, capsys):
+    @dataclass
+    class Loose(Arguments):
+        joint_mode: str = "cross"
+
+    assert parse(config_class=Loose).config.joint_mode == "cross"
+    assert "Use aligned or cross" in error_of(capsys, "--joint_mode", "crossed", config_class=Loose)
+
+
 def test_a_field_of_the_script_alone_has_its_own_group():
     @dataclass
     class Extended(Arguments):
