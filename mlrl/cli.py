@@ -24,7 +24,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,9 @@ from mlrl.config_help import field_defaults, format_help
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
 from mlrl.errors import ConfigError
 from mlrl.flags import read_flags
+from mlrl.run_folder import default_run_name
 
-__all__ = ["Run", "config_errors", "default_run_name", "dump_config", "parse"]
+__all__ = ["Run", "config_errors", "dump_config", "parse"]
 
 # Three ways to say which models; saying it in one way takes back what a weaker level said in another way, and with
 # a model an agent also the number of agents.
@@ -91,12 +91,6 @@ def config_errors(script: str | None = None) -> Iterator[None]:
     except ConfigError as error:
         print(f"{script}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-def default_run_name(script: str, task_name: str, now: datetime | None = None) -> str:
-    """``<script>-<task>-<time>``, such as magrpo-length_ratio-20260131-180500."""
-    task_name = re.sub(r"[^\w.-]+", "-", task_name).strip("-.") or "task"
-    return f"{script}-{task_name}-{now or datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _resolve(config_class: type, script: str, argv: list[str]) -> Run:

@@ -7,7 +7,6 @@ import textwrap
 import time
 import typing
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,8 +109,6 @@ def test_settings_that_follow_from_others(task):
     script, name, date, clock = run.config.run_name.split("-")
     assert (script, name, len(date), len(clock)) == ("test_cli", "fake", 8, 6)
     assert parse("--tuning", "full").config.agent_learning_rate == 1e-5
-    now = datetime(2026, 1, 31, 18, 5, 0)
-    assert cli.default_run_name("magrpo", "my task/x", now) == "magrpo-my-task-x-20260131-180500"
 
 
 def test_recommendations_for_other_algorithms_are_left_out(task):
