@@ -1,0 +1,1 @@
+"""One network: its backbone and head, LoRA routing, and forwards over prefix trees."""

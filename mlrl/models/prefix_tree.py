@@ -1,0 +1,178 @@
+"""Prefix trees of token segments, packed so that every shared prefix is run once.
+
+Responses to one prompt share that prompt, and in a multi-turn tree the prompts of a turn may extend what was said
+before. A `PrefixTree` holds each distinct stretch of tokens once; `pack` lays all of them out on a single token axis
+(no padding anywhere in the linear layers) together with the attention plan that lets a segment see exactly its
+ancestors and itself. The result equals running every sequence on its own, in value and in gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from mlrl.models.attention import SegmentGroup, TreeAttention
+
+
+@dataclass
+class Segment:
+    """A stretch of tokens that follows `parent` (None at the start of a sequence)."""
+
+    token_ids: list[int]
+    parent: int | None
+    depth: int
+    scored: bool
+    has_children: bool = False
+
+
+@dataclass
+class PackedTree:
+    """A prefix tree laid out on one token axis of length T.
+
+    Attributes:
+        input_ids: (1, T) tokens; position_ids: (1, T) positions of each token within its own sequence.
+        attention: which tokens attend to which, passed through the model to the attention function.
+        predecessors: (S,) packed position whose hidden state predicts each scored token, segment after segment in
+            the order of their numbers. targets: (S,) those tokens. lengths: tokens a scored segment.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    attention: TreeAttention
+    predecessors: torch.Tensor
+    targets: torch.Tensor
+    lengths: list[int]
+
+
+@dataclass
+class PrefixTree:
+    """Distinct segments of a set of sequences; equal prompts under one parent are held once."""
+
+    segments: list[Segment] = field(default_factory=list)
+    _index: dict[Hashable, int] = field(default_factory=dict)
+
+    def add(self, token_ids: Sequence[int], parent: int | None = None, scored: bool = False, key: Hashable = None) -> int:
+        """Adds a segment and returns its number; a segment met before (same parent, same key) is reused.
+
+        `key` tells segments apart; without one, equal tokens under one parent are the same segment. A response is
+        given a key of its own, since two equal responses are two samples.
+        """
+        identity = (parent, tuple(token_ids) if key is None else key)
+        if identity in self._index:
+            number = self._index[identity]
+            self.segments[number].scored |= scored
+            return number
+        if parent is None and not token_ids:
+            raise ValueError("a sequence needs at least one token before its first response")
+        depth = 0 if parent is None else self.segments[parent].depth + 1
+        self.segments.append(Segment(list(token_ids), parent, depth, scored))
+        if parent is not None:
+            self.segments[parent].has_children = True
+        self._index[identity] = len(self.segments) - 1
+        return self._index[identity]
+
+    def add_chain(self, chain: Sequence[tuple[Sequence[int], Hashable]]) -> int:
+        """Adds (tokens, key) segments, each following the one before; the last is scored. Returns its number."""
+        parent = None
+        for place, (token_ids, key) in enumerate(chain):
+            parent = self.add(token_ids, parent, scored=place == len(chain) - 1, key=key)
+        return parent
+
+    def cost(self, chain: Sequence[tuple[Sequence[int], Hashable]]) -> int:
+        """Tokens that adding this chain would add at most."""
+        parent, cost = None, 0
+        for token_ids, key in chain:
+            known = self._index.get((parent, tuple(token_ids) if key is None else key)) if cost == 0 else None
+            cost += 0 if known is not None else len(token_ids)
+            parent = known
+        return cost
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a forward over this tree runs."""
+        return sum(_run_length(segment) for segment in self.segments)
+
+    def pack(self, device: torch.device | str = "cpu") -> PackedTree:
+        """Lays the tree out for one forward; scored segments keep the order of their numbers."""
+        starts, stops, offsets = _layout(self.segments)
+        input_ids = [t for s in self.segments for t in s.token_ids[: _run_length(s)]]
+        position_ids = [p for s, o in zip(self.segments, offsets, strict=True) for p in range(o, o + _run_length(s))]
+        predecessors, targets, lengths = [], [], []
+        for number, segment in enumerate(self.segments):
+            if segment.scored:
+                before = _last_position_before(self.segments, stops, starts, segment.parent)
+                predecessors += [before, *range(starts[number], starts[number] + len(segment.token_ids) - 1)][
+                    : len(segment.token_ids)
+                ]
+                targets += segment.token_ids
+                lengths.append(len(segment.token_ids))
+        return PackedTree(
+            input_ids=torch.tensor([input_ids], device=device),
+            position_ids=torch.tensor([position_ids], device=device),
+            attention=TreeAttention(_groups(self.segments, starts, stops, device), len(input_ids), device),
+            predecessors=torch.tensor(predecessors, dtype=torch.long, device=device),
+            targets=torch.tensor(targets, dtype=torch.long, device=device),
+            lengths=lengths,
+        )
+
+
+def _run_length(segment: Segment) -> int:
+    """Tokens of a segment that are run: nothing is predicted from the last token of a response that ends a branch."""
+    return len(segment.token_ids) - (1 if segment.scored and not segment.has_children else 0)
+
+
+def _layout(segments: list[Segment]) -> tuple[list[int], list[int], list[int]]:
+    """Packed start and stop of every segment, and the position (in its sequence) of its first token."""
+    starts, stops, offsets, total = [], [], [], 0
+    for segment in segments:
+        starts.append(total)
+        total += _run_length(segment)
+        stops.append(total)
+        parent = segment.parent
+        offsets.append(0 if parent is None else offsets[parent] + len(segments[parent].token_ids))
+    return starts, stops, offsets
+
+
+def _last_position_before(segments: list[Segment], stops: list[int], starts: list[int], parent: int | None) -> int:
+    """Packed position of the last token before a segment: its nearest ancestor that has tokens."""
+    while parent is not None and stops[parent] == starts[parent]:
+        parent = segments[parent].parent
+    if parent is None:
+        raise ValueError("a scored segment needs a token before it")
+    return stops[parent] - 1
+
+
+def _groups(segments: list[Segment], starts: list[int], stops: list[int], device) -> list[SegmentGroup]:
+    """Segments that are attended together: same depth, similar lengths, so that little padding is computed."""
+    keys: list[list[int]] = []  # packed positions of each segment's ancestors and of itself
+    for number, segment in enumerate(segments):
+        before = [] if segment.parent is None else keys[segment.parent]
+        keys.append(before + list(range(starts[number], stops[number])))
+    by_depth: dict[int, list[int]] = {}
+    for number, segment in enumerate(segments):
+        if stops[number] > starts[number]:
+            by_depth.setdefault(segment.depth, []).append(number)
+    groups = []
+    for depth in sorted(by_depth):
+        members = sorted(by_depth[depth], key=lambda n: (stops[n] - starts[n], len(keys[n])))
+        for bucket in _buckets(members, [stops[n] - starts[n] for n in members], [len(keys[n]) for n in members]):
+            groups.append(SegmentGroup.build([(starts[n], stops[n], keys[n]) for n in bucket], device))
+    return groups
+
+
+def _buckets(members: list[int], query_lengths: list[int], key_lengths: list[int], waste: float = 1.5) -> list[list[int]]:
+    """Cuts members (sorted by length) into runs whose padded attention area stays below `waste` times the real one."""
+    buckets: list[list[int]] = []
+    current: list[int] = []
+    area = longest_key = 0
+    for member, queries, keys in zip(members, query_lengths, key_lengths, strict=True):
+        longest = max(longest_key, keys)
+        real = area + queries * keys
+        if current and queries * longest * (len(current) + 1) > waste * real + 4096:
+            buckets.append(current)
+            current, real, longest = [], queries * keys, keys
+        current.append(member)
+        area, longest_key = real, longest
+    return buckets + [current] if current else buckets

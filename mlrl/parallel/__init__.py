@@ -1,0 +1,1 @@
+"""Processes, devices, and the optimization of one trainable entity."""
