@@ -1,8 +1,8 @@
 """Tiny random models with a real byte-level BPE tokenizer, made offline: what the tests train and sample from.
 
 Vocabulary: 3 special tokens, 256 bytes, up to 125 merges. Any text round-trips, and common English pieces are one
-token, so that encoding a decoded text need not give the sampled ids back. Weights are spread wider than usual (0.15), so that
-the next-token distribution depends visibly on the context.
+token, so that encoding a decoded text need not give the sampled ids back. Weights are spread wider than usual
+(0.15), so that the next-token distribution depends visibly on the context.
 """
 
 from pathlib import Path

