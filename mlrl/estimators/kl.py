@@ -22,7 +22,9 @@ def sequence_kl(old_logprobs_T: Tensor, reference_logprobs_T: Tensor, lengths_S:
     """
     log_ratio_T = (old_logprobs_T.detach() - reference_logprobs_T.detach()).to(torch.float64)
     if int(lengths_S.sum()) != log_ratio_T.shape[0]:
-        raise ValueError(f"lengths_S sum to {int(lengths_S.sum())}: there are {log_ratio_T.shape[0]} log-probabilities.")
+        raise ValueError(
+            f"lengths_S sum to {int(lengths_S.sum())}: there are {log_ratio_T.shape[0]} log-probabilities."
+        )
     sequence_T = torch.repeat_interleave(torch.arange(len(lengths_S), device=lengths_S.device), lengths_S)
     return log_ratio_T.new_zeros(len(lengths_S)).index_add_(0, sequence_T, log_ratio_T)
 

@@ -14,6 +14,7 @@ chunks are recomputed there.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -63,7 +64,10 @@ def completion_logprobs(
     _check(hidden_LD, weight_VD, targets_L, bias, temperature, chunk_size, entropy)
     if chunk_size is None:
         elements = 2**24 if hidden_LD.device.type == "cpu" else 2**27
-        chunk_size = max(16, elements // weight_VD.shape[0])
+        chunk_size = max(16, elements // len(weight_VD))
+    # Equal chunks: a last one of few rows would read the whole weight for them.
+    num_chunks = max(1, math.ceil(len(hidden_LD) / chunk_size))
+    chunk_size = max(1, math.ceil(len(hidden_LD) / num_chunks))
     if softcap is not None:
         return _softcapped(
             hidden_LD, weight_VD, targets_L, bias, temperature, logit_scale, softcap, chunk_size, entropy
@@ -90,7 +94,7 @@ class _LinearLogProbs(torch.autograd.Function):
         from_derivative = stores and entropy == "value" and weight_VD.dtype == logprobs_L.dtype
         keeps_logits = entropy != "none" and not from_derivative
         buffer = _buffer(hidden_LD, weight_VD, chunk_size)
-        for rows in _chunks(len(hidden_LD), chunk_size):
+        for rows in _slices(len(hidden_LD), chunk_size):
             hidden_CD, targets_C1 = hidden_LD[rows], targets_L[rows, None]
             probs_CV, logits_CV, logprobs_C = _softmax(hidden_CD, head, targets_C1, buffer, keeps_logits)
             logprobs_L[rows] = logprobs_C
@@ -140,7 +144,7 @@ def _recomputed_gradients(ctx, upstream_L, entropy_upstream_L):
     weight_grad_VD = torch.zeros_like(weight_VD, dtype=_statistics_dtype(weight_VD)) if needs_weight else None
     bias_grad_V = torch.zeros_like(bias_V, dtype=_statistics_dtype(weight_VD)) if needs_bias else None
     buffer = _buffer(hidden_LD, weight_VD, ctx.chunk_size)
-    for rows in _chunks(len(hidden_LD), ctx.chunk_size):
+    for rows in _slices(len(hidden_LD), ctx.chunk_size):
         hidden_CD, targets_C1, upstream_C1 = hidden_LD[rows], targets_L[rows, None], upstream_L[rows, None]
         keeps_logits = entropy_upstream_L is not None
         probs_CV, logits_CV, logprobs_C = _softmax(hidden_CD, head, targets_C1, buffer, keeps_logits)
@@ -172,10 +176,11 @@ def _softmax(hidden_CD, head, targets_C1, buffer, keeps_logits):
     logits_CV = buffer[: len(hidden_CD)]
     if logits_CV.dtype == weight_VD.dtype:
         scaled_CD = hidden_CD if scale == 1.0 else hidden_CD * scale
-        if bias_V is None:
-            torch.mm(scaled_CD, weight_VD.T, out=logits_CV)
-        else:
-            torch.addmm(bias_V, scaled_CD, weight_VD.T, beta=scale, out=logits_CV)
+        # MKL multiplies by a long transposed matrix 1.3 to 1.9 times faster when it gets 512 rows of it at a time.
+        for columns in _slices(len(weight_VD), 512 if logits_CV.device.type == "cpu" else len(weight_VD)):
+            torch.mm(scaled_CD, weight_VD[columns].T, out=logits_CV[:, columns])
+        if bias_V is not None:
+            logits_CV.add_(bias_V, alpha=scale)
     else:
         # Scaling after rounding, as the sampler does: scaled hidden states would round to other logits.
         logits_CV.copy_(F.linear(hidden_CD, weight_VD, bias_V))
@@ -213,14 +218,14 @@ def _softcapped(hidden_LD, weight_VD, targets_L, bias, temperature, logit_scale,
         scored_CV = all_logprobs_CV if entropy == "grad" else all_logprobs_CV.detach()
         return logprobs_C, -(scored_CV.exp() * scored_CV).sum(dim=1)
 
-    chunks = _chunks(len(hidden_LD), chunk_size) or [slice(0, 0)]
+    chunks = _slices(len(hidden_LD), chunk_size) or [slice(0, 0)]
     parts = [checkpoint(score, hidden_LD[rows], targets_L[rows], use_reentrant=False) for rows in chunks]
     logprobs_L, entropy_L = (torch.cat(column) for column in zip(*parts, strict=True))
     return LogProbs(logprobs_L, None if entropy == "none" else entropy_L)
 
 
-def _chunks(length: int, chunk_size: int) -> list[slice]:
-    return [slice(start, min(start + chunk_size, length)) for start in range(0, length, chunk_size)]
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _buffer(hidden_LD: Tensor, weight_VD: Tensor, chunk_size: int) -> Tensor:

@@ -2,14 +2,15 @@
 
     L = − Σ_s w_s · c_s · ℓ_s
 
-| clip_range | importance_level | ℓ_s                                                                          |
-|------------|------------------|------------------------------------------------------------------------------|
-| None       |                  | A_s · Σ_t log π_t                                                            |
-| ε          | token            | Σ_t min(ρ_t A_s, clip(ρ_t, 1−ε, 1+ε_high) A_s),    ρ_t = π_t / π_old,t        |
-| ε          | sequence         | L_s · min(s A_s, clip(s, 1−ε, 1+ε_high) A_s),  s = exp(mean_t log ρ_t) (GSPO, 2507.18071) |
+| clip_range | importance_level | ℓ_s                                                                            |
+|------------|------------------|--------------------------------------------------------------------------------|
+| None       |                  | A_s · Σ_t log π_t                                                              |
+| ε          | token            | Σ_t min(ρ_t A_s, clip(ρ_t, 1−ε, 1+ε_high) A_s),    ρ_t = π_t / π_old,t         |
+| ε          | sequence         | L_s · min(r_s A_s, clip(r_s, 1−ε, 1+ε_high) A_s),  r_s = exp(mean_t log ρ_t)   |
 
-The factor L_s (length) makes the sequence form at the old weights have the gradient of REINFORCE, as the token form has.
-`dual_clip` c bounds ℓ from below by c·A_s where A_s < 0 (1912.09729).
+The sequence ratio is the one of GSPO (2507.18071). The factor L_s, the length, gives it at the old weights the gradient
+of REINFORCE, which the token form has anyway. `dual_clip` c > 1 bounds each min from below by c·A_s where A_s < 0
+(1912.09729). An entropy bonus adds −w_s · c_s · `entropy_coef` · Σ_t H_t to L.
 
 | loss_aggregation | c_s                                                                            |
 |------------------|--------------------------------------------------------------------------------|
@@ -18,7 +19,7 @@ The factor L_s (length) makes the sequence form at the old weights have the grad
 | constant         | 1 / max_new_tokens: same direction (Dr. GRPO, 2503.20783)                      |
 | sequence_mean    | 1 / L_s: optimises reward a token                                              |
 
-Everything is a plain sum over the sequences given, so that micro-batches add up.
+Everything is a plain sum over the sequences given, so that micro-batches add up. Weight 0 drops a sequence.
 Legend: S sequences, T tokens of all sequences one after the other.
 """
 
@@ -28,6 +29,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+# Beyond e^20 a ratio has no use, and an infinite one turns the zero gradient of a clipped branch into NaN.
+MAX_LOG_RATIO = 20.0
 
 AGGREGATIONS = ("sequence_sum", "token_mean", "constant", "sequence_mean")
 IMPORTANCE_LEVELS = ("token", "sequence")
@@ -120,7 +124,7 @@ def policy_loss(inputs: PolicyLossInputs, settings: PolicyLossSettings) -> Polic
         objective_S = inputs.advantages_S * total(inputs.logprobs_T)
     else:
         old_T = inputs.logprobs_T.detach() if inputs.old_logprobs_T is None else inputs.old_logprobs_T
-        log_ratio_T = inputs.logprobs_T - old_T
+        log_ratio_T = (inputs.logprobs_T - old_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         if settings.importance_level == "token":
             ratio_T = log_ratio_T.exp()
             objective_T, clipped_T = _clipped(ratio_T, inputs.advantages_S[sequence_T], settings)
@@ -139,6 +143,8 @@ def policy_loss(inputs: PolicyLossInputs, settings: PolicyLossSettings) -> Polic
     if settings.entropy_coef:
         if entropy_S is None:
             raise ValueError(f"entropy_T=None: entropy_coef={settings.entropy_coef!r} multiplies it. Give it.")
+        if inputs.logprobs_T.requires_grad and not entropy_S.requires_grad:
+            raise ValueError("entropy_T is detached: the entropy bonus would train nothing. Give it with gradient.")
         loss = loss - settings.entropy_coef * (scale_S * entropy_S).sum()
     detached = None if entropy_S is None else entropy_S.detach()
     return PolicyLossOutputs(loss, loss_S.detach(), detached, kl_S, clipped_S, ratio_max)

@@ -79,7 +79,9 @@ def test_values_and_gradients_equal_log_softmax(settings, bias, entropy, trained
         reference, list(zip(double, flags, strict=True)), upstream_L.double(),
         None if entropy_upstream_L is None else entropy_upstream_L.double(), targets_L=targets_L, **settings,
     )  # fmt: skip
-    assert len(actual_grads) == len(expected_grads) == sum(f for f, x in zip(flags, double, strict=True) if x is not None)
+    assert (
+        len(actual_grads) == len(expected_grads) == sum(f for f, x in zip(flags, double, strict=True) if x is not None)
+    )
     for actual_grad, expected_grad in zip(actual_grads, expected_grads, strict=True):
         assert_close(actual_grad, expected_grad, 2e-6)
 
@@ -96,7 +98,14 @@ def test_gradcheck(trained, entropy, softcap):
 
     def score(hidden_LD, weight_VD, bias_V):
         result = completion_logprobs(
-            hidden_LD, weight_VD, targets_L, bias=bias_V, temperature=0.7, chunk_size=2, entropy=entropy, softcap=softcap
+            hidden_LD,
+            weight_VD,
+            targets_L,
+            bias=bias_V,
+            temperature=0.7,
+            chunk_size=2,
+            entropy=entropy,
+            softcap=softcap,
         )
         return tuple(result) if entropy == "grad" else result.logprobs_L
 
@@ -124,9 +133,7 @@ def test_chunk_size_does_not_change_the_result():
     results = []
     for chunk_size in (1, 4, 13, 100):
         leaf = hidden_LD.clone().requires_grad_()
-        logprobs_L, entropy_L = completion_logprobs(
-            leaf, weight_VD, targets_L, chunk_size=chunk_size, entropy="grad"
-        )
+        logprobs_L, entropy_L = completion_logprobs(leaf, weight_VD, targets_L, chunk_size=chunk_size, entropy="grad")
         (logprobs_L.sum() + entropy_L.square().sum()).backward()
         results.append((logprobs_L, entropy_L, leaf.grad))
     for result in results[1:]:
@@ -154,9 +161,11 @@ def test_bfloat16_is_as_good_as_autograd_in_bfloat16(trained):
 
     tensors = list(zip((hidden_LD, weight_VD, None), flags, strict=True))
     double = [(x if x is None else x.double(), flag) for x, flag in tensors]
-    ours = gradients(completion_logprobs, tensors, upstream_L, None, targets_L=targets_L, temperature=0.8, chunk_size=16)
+    ours = gradients(
+        completion_logprobs, tensors, upstream_L, None, targets_L=targets_L, temperature=0.8, chunk_size=16
+    )
     theirs = gradients(autograd, tensors, upstream_L, None, targets_L=targets_L)
-    exact = gradients(reference, double, upstream_L.double(), None, targets_L=targets_L, temperature=0.8)
+    exact = gradients(reference, double, upstream_L.double(), None, **settings)
     for our, their, truth in zip(ours, theirs, exact, strict=True):
         assert our.dtype == torch.bfloat16
         our_error, their_error = ((x.double() - truth).norm() / truth.norm() for x in (our, their))
@@ -218,3 +227,16 @@ def test_wrong_arguments_are_named(change, message):
     arguments = {"hidden_LD": hidden_LD, "weight_VD": weight_VD, "targets_L": targets_L} | change
     with pytest.raises(ValueError, match=message):
         completion_logprobs(**arguments)
+
+
+def test_vocabulary_longer_than_a_block_of_columns():
+    hidden_LD, weight_VD, targets_L, bias_V = make(length=5, hidden=8, vocabulary=1300, bias=True)
+    targets_L[:3] = torch.tensor([0, 512, 1299])
+    hidden_LD.requires_grad_()
+    actual_L, _ = completion_logprobs(hidden_LD, weight_VD, targets_L, bias=bias_V, temperature=0.7)
+    actual_L.sum().backward()
+    double_LD = hidden_LD.detach().double().requires_grad_()
+    expected_L, _ = reference(double_LD, weight_VD.double(), targets_L, bias=bias_V.double(), temperature=0.7)
+    expected_L.sum().backward()
+    assert_close(actual_L.detach(), expected_L.detach(), 1e-6)
+    assert_close(hidden_LD.grad, double_LD.grad, 2e-6)
