@@ -1,0 +1,402 @@
+"""What every trainer has in common: set-up with its checks, the loop over steps, evaluation, logging, saving."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from mlrl.agents import Team, load_tokenizers, max_model_length, resolve_source
+from mlrl.config import TrainerConfig
+from mlrl.config_file import dump_config
+from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
+from mlrl.console import Console
+from mlrl.errors import ConfigError
+from mlrl.parallel.engine import Engine, OptimizerSettings
+from mlrl.parallel.launch import Launch
+from mlrl.rollout.collect import Collector, Growth
+from mlrl.rollout.prompts import tokenize_prompt
+from mlrl.rollout.sampler import Sampler, SamplingParams
+from mlrl.run_folder import RunFolder, default_run_name
+from mlrl.task import Environment, Task
+from mlrl.tracking import LoggingInterval, MetricAverager, Tracking, check_report_to, check_wandb_config, is_verbose
+from mlrl.trainers.data import Batch, batches, first_items, total_steps
+from mlrl.trainers.evaluation import evaluate
+from mlrl.trainers.records import write_nodes
+
+
+class NonFiniteError(RuntimeError):
+    """Too many steps in a row had a NaN or infinite gradient."""
+
+
+class Trainer:
+    """Base of all trainers; a subclass says how a step turns a batch of items into updates (`step`).
+
+    Args:
+        agent_model: one model for all agents: a hub id, a folder, `embedded`, or a loaded model.
+        agents: one model an agent, in place of `agent_model`.
+        num_agents: team size with `agent_model`.
+        tokenizer: one for all agents, or a list of one each; default: what lies with the models.
+        formatters, reward_func, reward_processor, external_transition, train_dataset, eval_dataset, eval_logger,
+            eval_aggregator, metrics_callback: the task, as the fields of `mlrl.Task`.
+        task: a whole `mlrl.Task`, in place of those.
+        model_config: `dtype` and `attn_implementation`, and `model_kwargs` for `from_pretrained`.
+        wandb_config: project, entity, name or run_name, tags, dir, id, resume, config_sections.
+        args: the settings; default those of the algorithm.
+
+    Raises:
+        ConfigError: for whatever is wrong, before any weights are read where it can be known by then.
+    """
+
+    config_class: ClassVar[type[TrainerConfig]]
+    algorithm: ClassVar[str]
+
+    def __init__(
+        self,
+        agent_model: Any = None,
+        agents: Sequence[Any] | None = None,
+        num_agents: int | None = None,
+        tokenizer: Any = None,
+        formatters: Callable | Sequence[Callable] | None = None,
+        reward_func: Callable | None = None,
+        reward_processor: Callable | None = None,
+        external_transition: Callable | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        eval_logger: Callable | None = None,
+        eval_aggregator: Callable | None = None,
+        metrics_callback: Callable | None = None,
+        model_config: dict[str, Any] | None = None,
+        wandb_config: dict[str, Any] | None = None,
+        args: TrainerConfig | None = None,
+        *,
+        task: Task | None = None,
+    ):
+        pieces = {
+            "formatters": formatters,
+            "reward_func": reward_func,
+            "reward_processor": reward_processor,
+            "external_transition": external_transition,
+            "train_dataset": train_dataset,
+            "eval_dataset": eval_dataset,
+            "eval_logger": eval_logger,
+            "eval_aggregator": eval_aggregator,
+            "metrics_callback": metrics_callback,
+        }
+        self.args = args if args is not None else self.config_class()
+        if not isinstance(self.args, TrainerConfig):
+            raise ConfigError(f"args={type(self.args).__name__}: not a config. Give a {self.config_class.__name__}")
+        self.launch = Launch.detect()
+        models = team_models(self.args, agent_model=agent_model, agents=agents, num_agents=num_agents)
+        self.num_agents = len(models)
+        self.args.check(self.num_agents)
+        self.task = _whole_task(task, pieces)
+        self.environment = Environment(
+            self.task, self.num_agents, self.args.num_turns, self.args.external_prompt_passthrough
+        )
+        self.wandb_config = _wandb_settings(self.args, wandb_config)
+        check_report_to(self.args.report_to)
+        if self.args.run_name is not None:
+            check_run_folder(self.args.output_dir, self.args.run_name)
+        self.total_steps = self._total_steps()
+        options = _model_options(model_config)
+        self.dtype = self.launch.dtype(options.pop("dtype", None) or self.args.dtype)
+        sources = [resolve_source(model) for model in models]
+        tokenizers = load_tokenizers(sources, tokenizer)
+        limits = [max_model_length(source) for source in sources]
+        self.prompt_limits = tuple(None if n is None else n - self.args.max_new_tokens for n in limits)
+        self._check_first_prompts(tokenizers)
+        rates = agent_learning_rates(self.args, self.num_agents)
+
+        self.team = Team.load(
+            self.args,
+            sources,
+            tokenizers,
+            device=self.launch.device,
+            dtype=self.dtype,
+            seed=self.args.seed,
+            **options,
+        )
+        self._load_extras()
+        self.sampler = Sampler(self.team, self.args.max_rollout_rows)
+        self.collector = Collector(self.team, self.sampler, self.environment)
+        self.engines = [
+            Engine(group[0].parameters, self._optimizer_settings(rates[group[0].index])) for group in self.team.trainable
+        ]
+        self.averager = MetricAverager()
+        self.step_number = self.env_step = self.items_done = 0
+        self.epoch = 0.0
+        self.generated_tokens = 0
+        self.run_folder: RunFolder | None = None
+        self._nonfinite_in_a_row = 0
+        self._evaluated_at: int | None = None
+
+    # What subclasses say ---------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> None:
+        """One step: sample, estimate, update, and add metrics to `averager`."""
+        raise NotImplementedError
+
+    def _load_extras(self) -> None:
+        """Further models (reference, critics …), loaded after the team."""
+
+    # Training --------------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Trains to the last step, evaluates as asked, and saves the agents in the run folder."""
+        if self.task.train_dataset is None:
+            raise ConfigError("train_dataset=None: there is nothing to train on. Give one to the trainer or the task")
+        args = self.args
+        self.run_folder = RunFolder.create(
+            args.output_dir, args.run_name, default_run_name(self.algorithm.lower(), self.task.name or "task")
+        )
+        extra = {"algorithm": self.algorithm, "task": self.task.name or "task", "processes": self.launch.world_size}
+        dump_config(args, args.sources, self.run_folder.config, extra)
+        self.tracking = Tracking(
+            self.run_folder, args.report_to, self.wandb_config, dataclasses.asdict(args), is_main=self.launch.is_main
+        )
+        interval = LoggingInterval(args.logging_steps, self.env_step)
+        verbose = is_verbose(self.wandb_config)
+        with Console(enabled=self.launch.is_main, verbose=verbose, log_interval=args.logging_steps) as self.console:
+            try:
+                self.console.header(self._describe())
+                dataset = self.task.train_dataset
+                length = len(dataset) if hasattr(dataset, "__len__") else None
+                items = None if length is None else min(length * args.num_train_epochs, self._most_items())
+                self.console.start(self.total_steps, items)
+                for batch in batches(dataset, args.rollout_batch_size, args.num_train_epochs, args.max_steps):
+                    if args.eval_interval and (batch.first or self._crossed(batch)):
+                        self._evaluate_and_log()
+                    self._run_step(batch)
+                    if interval.due(self.env_step):
+                        self._log_training()
+                self._log_training()
+                if args.eval_interval:
+                    self._evaluate_and_log()
+                self.save_model(self.run_folder.agents)
+                saved = {"agents": self.run_folder.agents, "metrics": self.run_folder.metrics}
+                self.console.finish(saved, self._summary())
+            finally:
+                self.tracking.finish()
+
+    def _run_step(self, batch: Batch) -> None:
+        started, tokens_before = time.perf_counter(), self.generated_tokens
+        self.step(batch)
+        self.step_number += 1
+        self.items_done += len(batch.items)
+        self.epoch = batch.epoch_after
+        seconds = time.perf_counter() - started
+        self.averager.add_value("time/step_s", seconds)
+        self.console.step(
+            step=self.step_number,
+            items=self.items_done,
+            env_step=self.env_step,
+            reward=self.last_reward,
+            tokens_per_s=(self.generated_tokens - tokens_before) / seconds,
+        )
+
+    def guard_nonfinite(self, finite: bool) -> None:
+        """Counts updates skipped for a NaN or infinite gradient; stops a run that has nothing else.
+
+        Raises:
+            NonFiniteError: after `max_nonfinite_steps` of them in a row.
+        """
+        self.averager.add("nonfinite_fraction", 0.0 if finite else 1.0, 1.0)
+        self._nonfinite_in_a_row = 0 if finite else self._nonfinite_in_a_row + 1
+        if self._nonfinite_in_a_row >= self.args.max_nonfinite_steps:
+            raise NonFiniteError(
+                f"max_nonfinite_steps={self.args.max_nonfinite_steps}: that many updates in a row had a NaN or infinite "
+                f"gradient (step {self.step_number}). The weights are those of the last good update. Lower the learning "
+                "rate, or use dtype float32"
+            )
+
+    def growth(self, **changes: Any) -> Growth:
+        """How training trees are grown; `changes` replace fields."""
+        args = self.args
+        base = Growth(
+            generations=(args.num_generations,) * args.num_turns,
+            sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.max_new_tokens),
+            seed=args.seed,
+            joint_mode=args.joint_mode,
+            threshold=args.early_termination_threshold,
+            scope=args.early_termination_scope,
+            reseed=self.step_number,
+            greedy_baseline=args.advantage_mode == "greedy",
+            discount=args.discount,
+            max_prompt_tokens=args.max_prompt_tokens,
+            prompt_limits=self.prompt_limits,
+        )
+        return dataclasses.replace(base, **changes)
+
+    # Evaluation ------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, num_eval_samples: int | None = None) -> dict[str, float]:
+        """Plays the first `num_eval_samples` items (default: the setting) of the evaluation set.
+
+        Returns:
+            Metrics by name, {} without an evaluation set. Training streams are neither used nor moved.
+        """
+        metrics, _ = self._evaluate(num_eval_samples)
+        return metrics
+
+    def _evaluate(self, num_eval_samples: int | None = None):
+        args = self.args
+        count = args.eval_num_samples if num_eval_samples is None else num_eval_samples
+        if self.task.eval_dataset is None or count == 0:
+            return {}, []
+        temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
+        growth = self.growth(
+            generations=(args.eval_num_generations,) + (1,) * (args.num_turns - 1),
+            sampling=SamplingParams(temperature, args.top_p, args.top_k, args.max_new_tokens),
+            joint_mode="aligned",
+            scope="joint",
+            stream="eval",
+            reseed=0,
+            greedy_baseline=False,
+        )
+        items = first_items(self.task.eval_dataset, count)
+        return evaluate(self.collector, items, growth, args.eval_batch_size)
+
+    def _evaluate_and_log(self) -> None:
+        if self._evaluated_at == self.step_number:
+            return
+        self._evaluated_at = self.step_number
+        self.console.phase("evaluation")
+        metrics, trees = self._evaluate()
+        if metrics:
+            self._log(metrics)
+            self.console.evaluation(metrics, self.step_number)
+        if trees and self.args.completions_steps:
+            write_nodes(self.run_folder, trees, self.step_number, self.env_step, "eval", self.args.discount)
+
+    def _crossed(self, batch: Batch) -> bool:
+        """Whether an evaluation falls due before this batch: its predecessor passed a multiple of the interval."""
+        interval = self.args.eval_interval
+        return batch.position // interval > max(0, batch.position - self.args.rollout_batch_size) // interval
+
+    # Logging and saving ----------------------------------------------------------------------------------------------
+
+    def _log_training(self) -> None:
+        """Logs the means since the last line, if there was anything since."""
+        means = self.averager.flush()
+        if means:
+            gauges = {
+                "memory/peak_gb": peak_memory_gb(self.launch.device),
+                "total_generated_tokens": self.generated_tokens,
+            }
+            self._log(means | gauges)
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        self.tracking.log(metrics, step=self.step_number, env_step=self.env_step, epoch=self.epoch)
+
+    def save_model(self, directory: str | Path) -> None:
+        """Writes directory/agent_0, agent_1 …: PEFT adapters or full models, with their tokenizers. Ends nothing."""
+        if self.launch.is_main:
+            self.team.save(directory)
+
+    # Set-up ----------------------------------------------------------------------------------------------------------
+
+    def _total_steps(self) -> int | None:
+        args = self.args
+        if self.task.train_dataset is None:
+            return 0
+        total = total_steps(self.task.train_dataset, args.rollout_batch_size, args.num_train_epochs, args.max_steps)
+        if total is None and args.lr_scheduler != "constant":
+            raise ConfigError(
+                f"lr_scheduler={args.lr_scheduler!r}: needs the number of steps, and the train set does not tell its "
+                "length. Set max_steps, or use constant"
+            )
+        return total
+
+    def _most_items(self) -> int:
+        args = self.args
+        return args.max_steps * args.rollout_batch_size if args.max_steps is not None else 10**18
+
+    def _optimizer_settings(self, learning_rate: float) -> OptimizerSettings:
+        args = self.args
+        return OptimizerSettings(
+            learning_rate=learning_rate,
+            weight_decay=args.weight_decay,
+            max_grad_norm=args.max_grad_norm,
+            scheduler=args.lr_scheduler,
+            warmup_steps=args.warmup_steps,
+            total_updates=(self.total_steps or 0) * self._updates_per_step(),
+        )
+
+    def _updates_per_step(self) -> int:
+        """Optimizer updates of a full step; schedules count them."""
+        return 1
+
+    def _check_first_prompts(self, tokenizers: Sequence[Any]) -> None:
+        """Formats and tokenizes the first rows, so that a wrong formatter or template shows before models load."""
+        for name in ("train_dataset", "eval_dataset"):
+            dataset = getattr(self.task, name)
+            if dataset is None or not hasattr(dataset, "__len__"):
+                continue
+            contents = self.environment.initial_prompts(dict(dataset[0]), item_index=0)
+            for agent, content in enumerate(contents):
+                tokenize_prompt(
+                    tokenizers[agent],
+                    content,
+                    max_prompt_tokens=self.args.max_prompt_tokens,
+                    limit=self.prompt_limits[agent],
+                    where=f"{name} item 0, turn 0, agent {agent}",
+                )
+
+    def _describe(self) -> dict[str, Any]:
+        trained, every = self.team.num_parameters()
+        names = list(dict.fromkeys(agent.source.name for agent in self.team.agents))
+        steps = "until the data ends" if self.total_steps is None else f"{self.total_steps:,}"
+        return {
+            "algorithm": self.algorithm,
+            "task": self.task.name or "task",
+            "agents": f"{self.num_agents} × {', '.join(names)}",
+            "trained": f"{trained:,} of {every:,} parameters ({self.args.tuning}, {str(self.dtype).removeprefix('torch.')})",
+            "device": f"{self.launch.device}, {torch.get_num_threads()} threads",
+            "steps": steps,
+            "run folder": self.run_folder.path,
+        }
+
+    def _summary(self) -> dict[str, Any]:
+        return {"peak memory": f"{peak_memory_gb(self.launch.device):.2f} GB"}
+
+
+def _whole_task(task: Task | None, pieces: dict[str, Any]) -> Task:
+    given = [name for name, piece in pieces.items() if piece is not None]
+    if task is None:
+        if pieces["reward_func"] is None:
+            raise ConfigError("reward_func=None: there is no reward to learn from. Give one, or task=")
+        return Task(**pieces)
+    if given:
+        raise ConfigError(f"{given[0]}: given beside task=. Give a whole task or its pieces, not both")
+    return task
+
+
+def _model_options(model_config: dict[str, Any] | None) -> dict[str, Any]:
+    options = dict(model_config or {})
+    if "torch_dtype" in options:
+        options["dtype"] = options.pop("torch_dtype")
+    unknown = sorted(set(options) - {"dtype", "attn_implementation", "model_kwargs"})
+    if unknown:
+        raise ConfigError(f"model_config={unknown[0]!r}: unknown key. Known: dtype, attn_implementation, model_kwargs")
+    if isinstance(options.get("dtype"), torch.dtype):
+        options["dtype"] = str(options["dtype"]).removeprefix("torch.")
+    return options
+
+
+def _wandb_settings(args: TrainerConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
+    flags = {"project": args.wandb_project, "entity": args.wandb_entity, "tags": args.wandb_tags, "dir": args.wandb_dir}
+    return check_wandb_config(wandb_config, **flags)
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """Most memory used so far, in GB: of the GPU, or of this process where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

@@ -1,0 +1,59 @@
+"""Task items in training order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The items of one step.
+
+    Attributes:
+        items: (ordinal, row), ordinals counting all items of the run.
+        epoch: epochs done before this batch, whole; first: whether it opens its epoch.
+        position: items of this epoch before the batch; length: items of an epoch, None while unknown.
+    """
+
+    items: list[tuple[int, dict]]
+    epoch: int
+    position: int
+    length: int | None
+
+    @property
+    def first(self) -> bool:
+        return self.position == 0
+
+    @property
+    def epoch_after(self) -> float:
+        """Epochs done after this batch, with fraction; the fraction is 0 where the length is unknown."""
+        return self.epoch + ((self.position + len(self.items)) / self.length if self.length else 0.0)
+
+
+def batches(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None) -> Iterator[Batch]:
+    """Batches of a data set in its own order, epoch after epoch, the last of an epoch maybe smaller."""
+    length = len(dataset) if hasattr(dataset, "__len__") else None
+    ordinal, steps = itertools.count(), 0
+    for epoch in range(num_epochs):
+        rows, position = iter(dataset), 0
+        while chunk := list(itertools.islice(rows, batch_size)):
+            if max_steps is not None and steps >= max_steps:
+                return
+            yield Batch([(next(ordinal), dict(row)) for row in chunk], epoch, position, length)
+            position += len(chunk)
+            steps += 1
+
+
+def total_steps(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None) -> int | None:
+    """Steps of a run; None where the data set does not tell its length and nothing else bounds the run."""
+    if not hasattr(dataset, "__len__"):
+        return max_steps
+    steps = num_epochs * -(-len(dataset) // batch_size)
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def first_items(dataset: Iterable[dict], count: int | None) -> list[tuple[int, dict]]:
+    """The first `count` items (None: all), numbered from 0."""
+    return [(number, dict(row)) for number, row in enumerate(itertools.islice(iter(dataset), count))]

@@ -1,0 +1,102 @@
+"""From rollout trees to advantages: where the pure estimators meet trees and samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from mlrl.agents import Team
+from mlrl.config import TrainerConfig
+from mlrl.estimators.advantages import advantages, batch_statistics
+from mlrl.estimators.kl import kl_to_go
+from mlrl.estimators.returns import credit
+from mlrl.models.base import Policy
+from mlrl.rollout.tree import Node, RolloutTree
+from mlrl.trainers.samples import Sample, micro_batches
+
+
+def estimate_advantages(
+    trees: Sequence[RolloutTree], samples: Sequence[Sequence[Sample]], args: TrainerConfig
+) -> list[dict[int, bool]]:
+    """Sets the advantage of every sample, and `Node.advantages`.
+
+    Returns:
+        For each agent: whether a node (by its place among all nodes) had returns without spread.
+    """
+    nodes = [node for tree in trees for node in tree.nodes()]
+    joints = nodes[0].joints
+    num_generations = len(nodes[0].responses[0])
+    credited_NMK = credit([node.returns(args.discount) for node in nodes], joints, num_generations)
+    greedy_M = [node.greedy_return for node in nodes] if args.advantage_mode == "greedy" else None
+    mode, normalization = args.advantage_mode, _word(args.advantage_normalization)
+    for node in nodes:
+        node.advantages = []
+    zero_std = []
+    for agent, own in enumerate(samples):
+        kl_MK = _kl_to_go_of_agent(trees, nodes, own, agent, args.discount) if args.reference_kl_coef > 0 else None
+        batch = batch_statistics(credited_NMK[agent], mode, greedy_M) if normalization == "batch" else None
+        estimated = advantages(
+            credited_NMK[agent],
+            kl_MK,
+            mode=mode,
+            normalization=normalization,
+            kl_coef=args.reference_kl_coef,
+            greedy_returns_M=greedy_M,
+            batch=batch,
+        )
+        values = estimated.values_MK.flatten().tolist()
+        for sample, value in zip(own, values, strict=True):  # samples are in node order, generations within
+            sample.advantage = value
+        for node, row in zip(nodes, estimated.values_MK.tolist(), strict=True):
+            node.advantages.append(row)
+        zero_std.append(estimated.zero_std_M.tolist())
+    return zero_std
+
+
+@torch.no_grad()
+def reference_kl(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig) -> None:
+    """Sets the KL of every sample: Σ over its tokens of log π_old − log π_ref at the sampling temperature.
+
+    Both sides come from the same kind of forward, so that they differ by the weights alone.
+    """
+    for agent, own in zip(team.agents, samples, strict=True):
+        now = score(agent.policy, own, args)
+        reference = score(agent.reference, own, args)
+        for sample, new, old in zip(own, now, reference, strict=True):
+            sample.kl = float((new.double() - old.double()).sum())
+
+
+def score(policy: Policy, samples: Sequence[Sample], args: TrainerConfig) -> list[torch.Tensor]:
+    """Log-probabilities (L,) of each sample's tokens under a policy, without gradient."""
+    scores: dict[int, torch.Tensor] = {}
+    with torch.no_grad(), policy.use():
+        for micro in micro_batches(samples, args.micro_batch_tokens):
+            scored, lengths = policy.logprobs(micro.tree, args.temperature)
+            for sample, logprobs in zip(micro.samples, scored.logprobs_L.split(lengths), strict=True):
+                scores[id(sample)] = logprobs
+    return [scores[id(sample)] for sample in samples]
+
+
+def _kl_to_go_of_agent(
+    trees: Sequence[RolloutTree], nodes: list[Node], samples: Sequence[Sample], agent: int, discount: float
+) -> list[list[float]]:
+    """KL-to-go (M, K) of one agent: its own KL, plus the discounted credited mean of what follows."""
+    own: dict[int, list[float]] = {}
+    for sample in samples:
+        own.setdefault(id(sample.node), []).append(sample.kl)
+    to_go: dict[int, list[float]] = {}
+    for node in sorted(nodes, key=lambda n: -n.turn):
+        below = [
+            math.fsum(to_go[id(node.children[j])]) / len(own[id(node)]) if j in node.children else math.nan
+            for j in range(len(node.joints))
+        ]
+        # one agent's column of joints is all that credit needs
+        column = [(joint[agent],) for joint in node.joints]
+        to_go[id(node)] = kl_to_go([[own[id(node)]]], [[below]], column, len(own[id(node)]), discount)[0, 0].tolist()
+    return [to_go[id(node)] for node in nodes]
+
+
+def _word(normalization: str | bool) -> str:
+    return {True: "node", False: "none"}.get(normalization, normalization)

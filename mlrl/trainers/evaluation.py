@@ -1,0 +1,105 @@
+"""Evaluation of a team: independent episodes of each item, and what they amount to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mlrl.eval_hooks import RolloutSample
+from mlrl.rollout.collect import Collector, Growth
+from mlrl.rollout.tree import Node, RolloutTree
+from mlrl.trainers.metrics import flat
+
+
+def evaluate(
+    collector: Collector, items: Sequence[tuple[int, dict]], growth: Growth, batch_size: int | None = None
+) -> tuple[dict[str, float], list[RolloutTree]]:
+    """Plays `growth.generations[0]` episodes of every item.
+
+    Returns:
+        Metrics named `eval/…`, and the trees. Means are over all episodes that reached a turn; standard errors over
+        items (episodes of one item are not independent of its prompt); best@n is the mean over items of the best of n.
+    """
+    size = batch_size or len(items)
+    trees = [
+        tree for start in range(0, len(items), size) for tree in collector.collect(items[start : start + size], growth)
+    ]
+    metrics = reward_metrics(trees, growth)
+    metrics.update({f"eval/{k}": v for k, v in _task_metrics(collector, trees).items()})
+    return metrics, trees
+
+
+def reward_metrics(trees: Sequence[RolloutTree], growth: Growth) -> dict[str, float]:
+    """Reward and return of every turn over the episodes of an evaluation."""
+    episodes_an_item, metrics = growth.generations[0], {}
+    for turn in range(len(growth.generations)):
+        nodes = [[n for n in tree.nodes() if n.turn == turn] for tree in trees]
+        rewards = [[r for n in own for r in n.rewards] for own in nodes]
+        returns = [[r for n in own for r in n.returns(growth.discount)] for own in nodes]
+        reached = [flat(own) for own in rewards if own]
+        name = f"eval/turn_{turn + 1}"
+        if reached:
+            metrics[f"{name}/reward_mean"] = _mean([r for own in reached for r in own])
+            metrics[f"{name}/reward_stderr"] = _standard_error([_mean(own) for own in reached])
+            metrics[f"{name}/expected_return"] = _mean([r for own in returns for r in flat(own)])
+            raw = [r for own in nodes for n in own for r in flat(n.raw_rewards)]
+            if raw != [r for own in reached for r in own]:
+                metrics[f"{name}/raw_reward_mean"] = _mean(raw)
+        if turn > 0:
+            metrics[f"{name}/reached_fraction"] = sum(map(len, rewards)) / (len(trees) * episodes_an_item)
+    if episodes_an_item > 1:
+        best = [max(flat(tree.root.returns(growth.discount))) for tree in trees]
+        metrics[f"eval/return_best@{episodes_an_item}"] = _mean(best)
+    return metrics
+
+
+def episodes(tree: RolloutTree) -> list[list[tuple[Node, int]]]:
+    """Every path of a tree from root to leaf, as (node, joint) turn by turn."""
+    paths = []
+    stack = [(tree.root, [])]
+    while stack:
+        node, before = stack.pop()
+        for joint in range(len(node.rewards)):
+            path = [*before, (node, joint)]
+            if joint in node.children:
+                stack.append((node.children[joint], path))
+            else:
+                paths.append(path)
+    return sorted(paths, key=lambda path: [joint for _, joint in path])
+
+
+def _task_metrics(collector: Collector, trees: Sequence[RolloutTree]) -> dict[str, float]:
+    """What the task's own evaluation functions make of the episodes."""
+    environment, num_agents = collector.environment, len(collector.team.agents)
+    played = [(tree, path) for tree in trees for path in episodes(tree)]
+    completions = [
+        [[node.responses[agent][node.joints[joint][agent]].text for node, joint in path] for _, path in played]
+        for agent in range(num_agents)
+    ]
+    rows = environment.eval_rows(agent_completions_turns=completions, items=[tree.item for tree, _ in played])
+    metrics = environment.aggregate(rows)
+    samples = [
+        RolloutSample(
+            agent_idx=agent,
+            turn_idx=node.turn,
+            prompt=node.prompts[agent].content,
+            completion=node.responses[agent][node.joints[joint][agent]].text,
+            reward=flat([node.rewards[joint]])[0],
+            metadata={"item": tree.item, "path": list(node.path), "joint": joint},
+        )
+        for tree, path in played
+        for node, joint in path
+        for agent in range(num_agents)
+    ]
+    return metrics | environment.callback_metrics(samples)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.nan
+    mean = _mean(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))

@@ -1,0 +1,82 @@
+"""Metrics of rollouts and advantages, as (sum, count) pairs, so that means are exact over intervals and processes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from mlrl.config import TrainerConfig
+from mlrl.rollout.collect import CollectionCost
+from mlrl.rollout.tree import Node, RolloutTree
+from mlrl.trainers.samples import Sample
+
+Pairs = dict[str, tuple[float, float]]
+
+
+def rollout_metrics(trees: Sequence[RolloutTree], cost: CollectionCost, discount: float, num_turns: int) -> Pairs:
+    """Rewards, returns and lengths by turn, and what sampling cost."""
+    pairs: Pairs = {}
+    for turn in range(num_turns):
+        nodes = [node for tree in trees for node in tree.nodes() if node.turn == turn]
+        full = len(trees) * len(trees[0].root.joints) ** turn
+        pairs[f"turn_{turn + 1}/reached_fraction"] = (len(nodes), full)
+        if nodes:
+            pairs.update(_reward_pairs(f"turn_{turn + 1}", nodes, discount))
+            for agent in range(len(nodes[0].responses)):
+                responses = [r for node in nodes for r in node.responses[agent]]
+                name = f"turn_{turn + 1}/agent_{agent}"
+                pairs[f"{name}/completion_tokens_mean"] = (sum(len(r.token_ids) for r in responses), len(responses))
+                pairs[f"{name}/truncated_fraction"] = (sum(r.truncated for r in responses), len(responses))
+    prompts = sum(len(node.prompts) for tree in trees for node in tree.nodes())
+    pairs["truncated_prompt_fraction"] = (cost.truncated_prompts, prompts)
+    pairs["time/rollout_s"] = (cost.rollout_s, 1)
+    pairs["time/reward_s"] = (cost.reward_s, 1)
+    pairs["throughput/generated_tokens_per_s"] = (cost.generated_tokens, cost.rollout_s)
+    return pairs
+
+
+def _reward_pairs(name: str, nodes: Sequence[Node], discount: float) -> Pairs:
+    rewards = [flat(node.rewards) for node in nodes]
+    every = [r for own in rewards for r in own]
+    returns = [r for node in nodes for r in node.returns(discount)]
+    pairs = {
+        f"{name}/reward_mean": (sum(every), len(every)),
+        f"{name}/reward_std": (statistics.pstdev(every), 1),
+        f"{name}/within_node_std": (sum(statistics.pstdev(own) for own in rewards), len(rewards)),
+        f"{name}/expected_return": (sum(returns), len(returns)),
+    }
+    raw = [r for node in nodes for r in flat(node.raw_rewards)]
+    if raw != every:
+        pairs[f"{name}/raw_reward_mean"] = (sum(raw), len(raw))
+    return pairs
+
+
+def advantage_metrics(samples: Sequence[Sequence[Sample]], zero_std: Sequence[Sequence[bool]], args: TrainerConfig) -> Pairs:
+    """Size of the advantages, share of nodes without signal, and the reference KL, by turn and agent."""
+    pairs: Pairs = {}
+
+    def add(name: str, value: float, count: float = 1.0) -> None:
+        total, number = pairs.get(name, (0.0, 0.0))
+        pairs[name] = (total + value, number + count)
+
+    for agent, own in enumerate(samples):
+        for sample in own:
+            name = f"turn_{sample.node.turn + 1}/agent_{agent}"
+            add(f"{name}/advantage_abs_mean", abs(sample.advantage))
+            if sample.kl is not None:
+                add(f"{name}/reference_kl_mean", sample.kl)
+                add(f"{name}/reference_kl_penalty_mean", args.reference_kl_coef * sample.kl)
+        firsts = [sample for sample in own if sample.generation == 0]
+        for sample, zero in zip(firsts, zero_std[agent], strict=True):
+            add(f"turn_{sample.node.turn + 1}/zero_std_fraction", float(zero))
+    return pairs
+
+
+def mean_reward(trees: Sequence[RolloutTree]) -> float:
+    """Mean reward of the first turn: the number a progress bar shows."""
+    return statistics.fmean(r for tree in trees for r in flat(tree.root.rewards))
+
+
+def flat(values: Sequence) -> list[float]:
+    """Rewards as numbers; those of several agents by their mean."""
+    return [sum(v) / len(v) if isinstance(v, list) else float(v) for v in values]

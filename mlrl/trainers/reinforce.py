@@ -1,0 +1,110 @@
+"""The MAREINFORCE family: policy gradients on rollout trees with group-relative baselines.
+
+Every step samples a tree of joint responses for each task item, credits each response with the return of the joints it
+took part in, turns the K credited returns of a node into advantages, and follows
+
+    ∇J_i ≈ Σ w · A_k · ∇ log π_i(a_i^k | h_i)
+
+The four trainers differ in the baseline alone (`advantage_mode`), which their configs name.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
+from mlrl.rollout.tree import RolloutTree
+from mlrl.trainers.base import Trainer
+from mlrl.trainers.data import Batch
+from mlrl.trainers.estimate import estimate_advantages, reference_kl
+from mlrl.trainers.metrics import advantage_metrics, mean_reward, rollout_metrics
+from mlrl.trainers.policy_update import PolicyUpdate
+from mlrl.trainers.records import write_nodes
+from mlrl.trainers.samples import Sample, make_samples
+
+
+class ReinforceTrainer(Trainer):
+    """Trains a team by policy gradients on rollout trees; see `Trainer` for the arguments."""
+
+    def _load_extras(self) -> None:
+        if self.args.reference_kl_coef > 0:
+            self.team.add_references(self.args.reference_model)
+
+    def step(self, batch: Batch) -> None:
+        trees = self.collect(batch)
+        samples = self.estimate(trees)
+        self.update(samples)
+        self.record(trees)
+
+    def collect(self, batch: Batch) -> list[RolloutTree]:
+        """Grows a tree of joint responses for every item."""
+        self.console.phase("sampling")
+        trees = self.collector.collect(batch.items, self.growth())
+        cost = self.collector.cost
+        self.env_step += cost.joint_evaluations
+        self.generated_tokens += cost.generated_tokens
+        self.averager.update(rollout_metrics(trees, cost, self.args.discount, self.args.num_turns))
+        self.last_reward = mean_reward(trees)
+        return trees
+
+    def estimate(self, trees: list[RolloutTree]) -> list[list[Sample]]:
+        """Every agent's samples, with weights, advantages and, where asked for, their KL to the reference."""
+        self.console.phase("advantages")
+        args = self.args
+        samples = [
+            make_samples(
+                trees,
+                agent,
+                discount=args.discount,
+                turn_weighting=args.turn_weighting,
+                mask_truncated=args.mask_truncated,
+            )
+            for agent in range(self.num_agents)
+        ]
+        if args.reference_kl_coef > 0:
+            reference_kl(self.team, samples, args)
+        zero_std = estimate_advantages(trees, samples, args)
+        self.averager.update(advantage_metrics(samples, zero_std, args))
+        return samples
+
+    def update(self, samples: list[list[Sample]]) -> None:
+        """One or several optimizer updates of every agent from the same trees."""
+        self.console.phase("update")
+        update = PolicyUpdate(self.team, self.engines, self.args, self.step_number)
+        for outcome in update.run(samples):
+            self.averager.update(outcome.metrics)
+            self.guard_nonfinite(outcome.finite)
+
+    def record(self, trees: list[RolloutTree]) -> None:
+        """Writes the step's nodes where one is due."""
+        every = self.args.completions_steps
+        if every and self.launch.is_main and self.step_number % every == 0:
+            write_nodes(self.run_folder, trees, self.step_number + 1, self.env_step, "train", self.args.discount)
+
+
+class MAREINFORCETrainer(ReinforceTrainer):
+    """REINFORCE on returns as they are: unbiased, of high variance."""
+
+    config_class: ClassVar[type[TrainerConfig]] = MAREINFORCEConfig
+    algorithm = "MAREINFORCE"
+
+
+class MAGRPOTrainer(ReinforceTrainer):
+    """Deviation from the mean of a node's returns, in units of their standard deviation."""
+
+    config_class: ClassVar[type[TrainerConfig]] = MAGRPOConfig
+    algorithm = "MAGRPO"
+
+
+class MARLOOTrainer(ReinforceTrainer):
+    """Deviation from the mean of the other responses' returns: unbiased, of lower variance."""
+
+    config_class: ClassVar[type[TrainerConfig]] = MARLOOConfig
+    algorithm = "MARLOO"
+
+
+class MAReMaxTrainer(ReinforceTrainer):
+    """Deviation from the best return of a node; `advantage_mode="greedy"` takes ReMax's own baseline."""
+
+    config_class: ClassVar[type[TrainerConfig]] = MAReMaxConfig
+    algorithm = "MAReMax"
