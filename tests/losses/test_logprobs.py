@@ -161,9 +161,8 @@ def test_bfloat16_is_as_good_as_autograd_in_bfloat16(trained):
 
     tensors = list(zip((hidden_LD, weight_VD, None), flags, strict=True))
     double = [(x if x is None else x.double(), flag) for x, flag in tensors]
-    ours = gradients(
-        completion_logprobs, tensors, upstream_L, None, targets_L=targets_L, temperature=0.8, chunk_size=16
-    )
+    settings = {"targets_L": targets_L, "temperature": 0.8}
+    ours = gradients(completion_logprobs, tensors, upstream_L, None, chunk_size=16, **settings)
     theirs = gradients(autograd, tensors, upstream_L, None, targets_L=targets_L)
     exact = gradients(reference, double, upstream_L.double(), None, **settings)
     for our, their, truth in zip(ours, theirs, exact, strict=True):
