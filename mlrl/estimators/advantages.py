@@ -120,7 +120,7 @@ def advantages(
             "Use 2 or more, or `none`."
         )
     values_MK = centred_returns(returns_MK, mode, greedy_returns_M)
-    node_std_M = returns_MK.std(dim=1, correction=0)
+    node_std_M = (returns_MK - returns_MK.mean(dim=1, keepdim=True)).square().mean(dim=1).sqrt()
     node_floor_M = (1e-6 * returns_MK.abs().amax(dim=1) if num_nodes else node_std_M).clamp(min=1e-4)
     zero_std_M = (node_std_M < node_floor_M) & (num_generations > 1)
 
