@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from mlrl.errors import ConfigError, TaskError
@@ -31,12 +32,12 @@ def tokenize_prompt(
 
     Raises:
         ConfigError: messages for a tokenizer without chat template.
-        TaskError: an empty prompt, or one longer than `limit`.
+        TaskError: an empty prompt, one longer than `limit`, or messages that the chat template refuses.
     """
     reused = 0
     ids = None
     if previous is not None and isinstance(content, list) and previous[0].truncated == 0:
-        rest = _continuation(tokenizer, content, *previous)
+        rest = _continuation(tokenizer, content, *previous, where)
         if rest is not None:
             head = previous[0].token_ids + previous[1].token_ids
             reused, ids = len(head), head + rest
@@ -69,11 +70,17 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict], where: str
             f"{where}: chat messages, but the tokenizer {tokenizer.name_or_path!r} has no chat template. "
             "Return a str from the formatter, or use an instruction-tuned model"
         )
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except TemplateError as error:
+        raise TaskError(
+            f"{where}: the chat template of {tokenizer.name_or_path!r} refuses messages of the roles "
+            f"{', '.join(repr(m.get('role')) for m in messages)} ({error}). Return other messages from the formatter"
+        ) from error
 
 
 def _continuation(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict], prompt: TokenizedPrompt, response: Response
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict], prompt: TokenizedPrompt, response: Response, where: str
 ) -> list[int] | None:
     """Tokens that follow the earlier prompt and response; None where the messages do not begin with them."""
     before = prompt.content
@@ -83,8 +90,8 @@ def _continuation(
     if said.get("role") != "assistant" or said.get("content") != response.text:
         return None
     marked = [*before, {**said, "content": _MARK}, *messages[len(before) + 1 :]]
-    head, mark, rest = _render(tokenizer, marked, "prompt").partition(_MARK)
-    if not mark or head != _render(tokenizer, before, "prompt"):
+    head, mark, rest = _render(tokenizer, marked, where).partition(_MARK)
+    if not mark or head != _render(tokenizer, before, where):
         return None  # the template renders an earlier turn in another way than it prompted for it
     tokens = tokenizer(rest, add_special_tokens=False)["input_ids"]
     if not response.truncated and tokens and response.token_ids and tokens[0] == response.token_ids[-1]:
