@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlrl.config import TaskArguments, known_fields
+from mlrl.config import TaskArguments, TuningArguments, known_fields
 from mlrl.config_checks import check_field, check_names, setting_types, suggestion
 from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
@@ -113,6 +113,8 @@ def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
     task_name = task.name
     recommended = _recommended(task.recommended, hints, task_name)
 
+    _drop_rate_of_other_tuning(recommended, (defaults | recommended | file_values | flags).get("tuning"))
+
     in_script = {name: value for name, value in defaults.items() if _is_of_script(config_class, name)}
     values, sources = _merge(
         {"default": defaults, "script": in_script, "task": recommended, "yaml": file_values, "flag": flags}
@@ -150,6 +152,12 @@ def _recommended(recommended: dict[str, Any], hints: dict[str, Any], task_name: 
     here = _checked(here, hints, f" (recommended by task {task_name})")
     _check_one_model(here)
     return here
+
+
+def _drop_rate_of_other_tuning(recommended: dict[str, Any], chosen: Any) -> None:
+    """A recommended learning rate is meant for the task's own tuning; with another it is far from right."""
+    if chosen != recommended.get("tuning", TuningArguments.tuning):
+        recommended.pop("agent_learning_rate", None)
 
 
 def _check_one_model(level: dict[str, Any]) -> None:

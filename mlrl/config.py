@@ -38,8 +38,8 @@ class ModelArguments:
     """Team size; None: 2, or the number of models that are given"""
     dtype: Literal["float32", "bfloat16"] | None = None
     """float32 or bfloat16; None: as launched, else bfloat16 on a GPU that has it"""
-    attn_implementation: str | None = None
-    """Attention of transformers: sdpa, eager, ...; None: its own choice"""
+    attn_implementation: Literal["sdpa", "eager"] | None = None
+    """Attention kernels: sdpa (fused) or eager (plain matrix products); None: sdpa"""
 
 
 @dataclass(kw_only=True)
@@ -307,6 +307,7 @@ class EvaluationConfig(ModelArguments, SamplingArguments, EvaluationArguments, C
         rules.check_models(self)
         rules.check_agents_dir(self)
         rules.check_team(self, num_agents)
+        rules.check_output(self.output)
         return []
 
 

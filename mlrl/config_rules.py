@@ -210,11 +210,25 @@ def check_run_folder(output_dir: str, run_name: str) -> None:
     folder = Path(output_dir) / run_name
     if folder.exists():
         raise ConfigError(f"run_name={run_name!r}: {folder} exists already. Give another run_name or output_dir.")
-    parent = Path(output_dir).absolute()
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"output_dir={output_dir!r}: nothing can be written in {parent}. Give another folder.")
+    _check_writable("output_dir", output_dir, Path(output_dir))
+
+
+def check_output(output: str | None) -> None:
+    """The output file can be written; one that exists is replaced."""
+    if output is None:
+        return
+    if output.endswith("/") or Path(output).is_dir():
+        raise ConfigError(f"output={output!r}: is a folder. Give the name of a file, such as results.json.")
+    _check_writable("output", output, Path(output).parent)
+
+
+def _check_writable(name: str, value: str, folder: Path) -> None:
+    """The folder can be written in, or made in the nearest one that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name}={value!r}: nothing can be written in {folder}. Give another folder.")
 
 
 def team_models(

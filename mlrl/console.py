@@ -116,8 +116,8 @@ class Console:
             if self._line_env_step is None or gap >= self._log_interval or step == self._total_steps:
                 self._print_step()
 
-    def evaluation(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Show an evaluation as a table, beside the first evaluation of this run."""
+    def evaluation(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Show an evaluation as a table, beside the first evaluation of this run; outside of training without step."""
         if self._step == self._first_step:
             self._first_time = self._clock()  # an evaluation before training is no part of the time a step takes
         with_change = self._first_evaluation is not None
@@ -125,14 +125,15 @@ class Console:
         first = self._first_evaluation = self._first_evaluation or self._last_evaluation
         if not self.enabled:
             return
+        title = "evaluation" if step is None else f"evaluation at step {step}"
         rows = [(name, _number(value), *_change(first.get(name), value)) for name, value in metrics.items()]
         if self.plain:
             width = max((len(name) for name in metrics), default=0)
-            self._print(Text(f"evaluation at step {step}"))
+            self._print(Text(title))
             for name, value, before, change in rows:
                 self._print(Text(f"  {name:<{width}}  {value}" + (f"  (first {before}, {change})" * with_change)))
             return
-        table = Table(title=f"evaluation at step {step}", title_justify="left", title_style="bold")
+        table = Table(title=title, title_justify="left", title_style="bold")
         table.add_column("metric")
         for name in ("value", "first", "change") if with_change else ("value",):
             table.add_column(name, justify="right")

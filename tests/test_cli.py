@@ -111,6 +111,26 @@ def test_settings_that_follow_from_others(task):
     assert parse("--tuning", "full").config.agent_learning_rate == 1e-5
 
 
+@pytest.mark.parametrize(
+    ("recommended", "words", "rate", "source"),
+    [
+        ({}, [], 5e-4, "task"),
+        ({}, ["--tuning", "lora"], 5e-4, "task"),
+        ({}, ["--tuning", "full"], 1e-5, "derived"),  # 5e-4 was meant for adapters
+        ({}, ["--tuning", "full", "--agent_learning_rate", "3e-6"], 3e-6, "flag"),
+        ({"tuning": "full"}, [], 5e-4, "task"),
+        ({"tuning": "full"}, ["--tuning", "lora"], 1e-4, "derived"),
+    ],
+)
+def test_a_recommended_learning_rate_goes_with_its_tuning(task, tmp_path, recommended, words, rate, source):
+    task.recommended = {"agent_learning_rate": 5e-4, **recommended}
+    run = parse(*words)
+    assert (run.config.agent_learning_rate, run.sources["agent_learning_rate"]) == (rate, source)
+    if len(words) == 2:  # from YAML alike
+        run = parse("--config", yaml_file(tmp_path, f"tuning: {words[1]}"))
+        assert (run.config.agent_learning_rate, run.sources["agent_learning_rate"]) == (rate, source)
+
+
 def test_recommendations_for_other_algorithms_are_left_out(task):
     task.recommended = {"eval_num_samples": 7, "num_generations": 8, "agent_learning_rate": 1e-3}
     run = parse(config_class=Evaluation)

@@ -83,6 +83,7 @@ OUT_OF_RANGE = [
 ]
 
 UNKNOWN_WORD = [
+    ("attn_implementation", "flash_attention_2", "sdpa or eager"),
     ("tuning", "qlora", "lora or full"),
     ("dtype", "float64", "float32 or bfloat16"),
     ("dtype", "float16", "Use bfloat16"),

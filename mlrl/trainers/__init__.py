@@ -1,9 +1,12 @@
 """Trainers and their configs."""
 
-from mlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
+from mlrl.config import EvaluationConfig, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
+from mlrl.trainers.evaluator import Evaluation, evaluate_team
 from mlrl.trainers.reinforce import MAGRPOTrainer, MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 
 __all__ = [
+    "Evaluation",
+    "EvaluationConfig",
     "MAGRPOConfig",
     "MAGRPOTrainer",
     "MAREINFORCEConfig",
@@ -12,4 +15,5 @@ __all__ = [
     "MARLOOTrainer",
     "MAReMaxConfig",
     "MAReMaxTrainer",
+    "evaluate_team",
 ]

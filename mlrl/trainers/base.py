@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlrl.agents import Team, load_tokenizers, max_model_length, resolve_source
 from mlrl.config import TrainerConfig
 from mlrl.config_file import dump_config
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
@@ -18,15 +17,15 @@ from mlrl.console import Console
 from mlrl.errors import ConfigError
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.launch import Launch
-from mlrl.rollout.collect import Collector, Growth
-from mlrl.rollout.prompts import tokenize_prompt
-from mlrl.rollout.sampler import Sampler, SamplingParams
+from mlrl.rollout.collect import Growth
+from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import RunFolder, default_run_name
 from mlrl.task import Environment, Task
 from mlrl.tracking import LoggingInterval, MetricAverager, Tracking, check_report_to, check_wandb_config, is_verbose
 from mlrl.trainers.data import Batch, batches, first_items, total_steps
-from mlrl.trainers.evaluation import evaluate
+from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
+from mlrl.trainers.setup import prepare_team, whole_task
 
 
 class NonFiniteError(RuntimeError):
@@ -94,7 +93,7 @@ class Trainer:
         models = team_models(self.args, agent_model=agent_model, agents=agents, num_agents=num_agents)
         self.num_agents = len(models)
         self.args.check(self.num_agents)
-        self.task = _whole_task(task, pieces)
+        self.task = whole_task(task, pieces)
         self.environment = Environment(
             self.task, self.num_agents, self.args.num_turns, self.args.external_prompt_passthrough
         )
@@ -103,29 +102,18 @@ class Trainer:
         if self.args.run_name is not None:
             check_run_folder(self.args.output_dir, self.args.run_name)
         self.total_steps = self._total_steps()
-        options = _model_options(model_config)
-        self.dtype = self.launch.dtype(options.pop("dtype", None) or self.args.dtype)
-        sources = [resolve_source(model) for model in models]
-        tokenizers = load_tokenizers(sources, tokenizer)
-        limits = [max_model_length(source) for source in sources]
-        self.prompt_limits = tuple(None if n is None else n - self.args.max_new_tokens for n in limits)
-        self._check_first_prompts(tokenizers)
         rates = agent_learning_rates(self.args, self.num_agents)
-
-        self.team = Team.load(
-            self.args,
-            sources,
-            tokenizers,
-            device=self.launch.device,
-            dtype=self.dtype,
-            seed=self.args.seed,
-            **options,
+        prepared = prepare_team(
+            self.args, self.launch, self.environment, models, tokenizer=tokenizer, model_config=model_config
         )
+        self.dtype, self.prompt_limits = prepared.dtype, prepared.prompt_limits
+
+        self.collector = prepared.load()
+        self.team, self.sampler = self.collector.team, self.collector.sampler
         self._load_extras()
-        self.sampler = Sampler(self.team, self.args.max_rollout_rows)
-        self.collector = Collector(self.team, self.sampler, self.environment)
         self.engines = [
-            Engine(group[0].parameters, self._optimizer_settings(rates[group[0].index])) for group in self.team.trainable
+            Engine(group[0].parameters, self._optimizer_settings(rates[group[0].index]))
+            for group in self.team.trainable
         ]
         self.averager = MetricAverager()
         self.step_number = self.env_step = self.items_done = 0
@@ -209,9 +197,9 @@ class Trainer:
         self._nonfinite_in_a_row = 0 if finite else self._nonfinite_in_a_row + 1
         if self._nonfinite_in_a_row >= self.args.max_nonfinite_steps:
             raise NonFiniteError(
-                f"max_nonfinite_steps={self.args.max_nonfinite_steps}: that many updates in a row had a NaN or infinite "
-                f"gradient (step {self.step_number}). The weights are those of the last good update. Lower the learning "
-                "rate, or use dtype float32"
+                f"max_nonfinite_steps={self.args.max_nonfinite_steps}: that many updates in a row had a NaN or "
+                f"infinite gradient (step {self.step_number}). The weights are those of the last good update. Lower "
+                "the learning rate, or use dtype float32"
             )
 
     def growth(self, **changes: Any) -> Growth:
@@ -248,16 +236,7 @@ class Trainer:
         count = args.eval_num_samples if num_eval_samples is None else num_eval_samples
         if self.task.eval_dataset is None or count == 0:
             return {}, []
-        temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
-        growth = self.growth(
-            generations=(args.eval_num_generations,) + (1,) * (args.num_turns - 1),
-            sampling=SamplingParams(temperature, args.top_p, args.top_k, args.max_new_tokens),
-            joint_mode="aligned",
-            scope="joint",
-            stream="eval",
-            reseed=0,
-            greedy_baseline=False,
-        )
+        growth = evaluation_growth(args, self.prompt_limits)
         items = first_items(self.task.eval_dataset, count)
         return evaluate(self.collector, items, growth, args.eval_batch_size)
 
@@ -331,31 +310,16 @@ class Trainer:
         """Optimizer updates of a full step; schedules count them."""
         return 1
 
-    def _check_first_prompts(self, tokenizers: Sequence[Any]) -> None:
-        """Formats and tokenizes the first rows, so that a wrong formatter or template shows before models load."""
-        for name in ("train_dataset", "eval_dataset"):
-            dataset = getattr(self.task, name)
-            if dataset is None or not hasattr(dataset, "__len__"):
-                continue
-            contents = self.environment.initial_prompts(dict(dataset[0]), item_index=0)
-            for agent, content in enumerate(contents):
-                tokenize_prompt(
-                    tokenizers[agent],
-                    content,
-                    max_prompt_tokens=self.args.max_prompt_tokens,
-                    limit=self.prompt_limits[agent],
-                    where=f"{name} item 0, turn 0, agent {agent}",
-                )
-
     def _describe(self) -> dict[str, Any]:
         trained, every = self.team.num_parameters()
         names = list(dict.fromkeys(agent.source.name for agent in self.team.agents))
+        dtype = str(self.dtype).removeprefix("torch.")
         steps = "until the data ends" if self.total_steps is None else f"{self.total_steps:,}"
         return {
             "algorithm": self.algorithm,
             "task": self.task.name or "task",
             "agents": f"{self.num_agents} × {', '.join(names)}",
-            "trained": f"{trained:,} of {every:,} parameters ({self.args.tuning}, {str(self.dtype).removeprefix('torch.')})",
+            "trained": f"{trained:,} of {every:,} parameters ({self.args.tuning}, {dtype})",
             "device": f"{self.launch.device}, {torch.get_num_threads()} threads",
             "steps": steps,
             "run folder": self.run_folder.path,
@@ -363,29 +327,6 @@ class Trainer:
 
     def _summary(self) -> dict[str, Any]:
         return {"peak memory": f"{peak_memory_gb(self.launch.device):.2f} GB"}
-
-
-def _whole_task(task: Task | None, pieces: dict[str, Any]) -> Task:
-    given = [name for name, piece in pieces.items() if piece is not None]
-    if task is None:
-        if pieces["reward_func"] is None:
-            raise ConfigError("reward_func=None: there is no reward to learn from. Give one, or task=")
-        return Task(**pieces)
-    if given:
-        raise ConfigError(f"{given[0]}: given beside task=. Give a whole task or its pieces, not both")
-    return task
-
-
-def _model_options(model_config: dict[str, Any] | None) -> dict[str, Any]:
-    options = dict(model_config or {})
-    if "torch_dtype" in options:
-        options["dtype"] = options.pop("torch_dtype")
-    unknown = sorted(set(options) - {"dtype", "attn_implementation", "model_kwargs"})
-    if unknown:
-        raise ConfigError(f"model_config={unknown[0]!r}: unknown key. Known: dtype, attn_implementation, model_kwargs")
-    if isinstance(options.get("dtype"), torch.dtype):
-        options["dtype"] = str(options["dtype"]).removeprefix("torch.")
-    return options
 
 
 def _wandb_settings(args: TrainerConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:

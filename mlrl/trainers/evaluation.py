@@ -5,10 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mlrl.config import EvaluationConfig, TrainerConfig
 from mlrl.eval_hooks import RolloutSample
 from mlrl.rollout.collect import Collector, Growth
+from mlrl.rollout.sampler import SamplingParams
 from mlrl.rollout.tree import Node, RolloutTree
 from mlrl.trainers.metrics import flat
+
+
+def evaluation_growth(args: TrainerConfig | EvaluationConfig, prompt_limits: tuple[int | None, ...]) -> Growth:
+    """How evaluation plays: independent episodes, on random streams of their own that hold no step."""
+    temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
+    return Growth(
+        generations=(args.eval_num_generations,) + (1,) * (args.num_turns - 1),
+        sampling=SamplingParams(temperature, args.top_p, args.top_k, args.max_new_tokens),
+        seed=args.seed,
+        threshold=args.early_termination_threshold,
+        scope="joint",
+        stream="eval",
+        discount=args.discount,
+        max_prompt_tokens=args.max_prompt_tokens,
+        prompt_limits=prompt_limits,
+    )
 
 
 def evaluate(

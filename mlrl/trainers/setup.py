@@ -1,0 +1,161 @@
+"""From settings to a team that can play, in two steps: everything is checked first, weights are read last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from mlrl.agents import Team
+from mlrl.calling import shown
+from mlrl.config import AgentArguments, EvaluationConfig, TrainerConfig
+from mlrl.config_checks import check_field, setting_types
+from mlrl.errors import ConfigError
+from mlrl.parallel.launch import Launch
+from mlrl.rollout.collect import Collector
+from mlrl.rollout.prompts import tokenize_prompt
+from mlrl.rollout.sampler import Sampler
+from mlrl.sources import Source, load_tokenizers, max_model_length, resolve_source
+from mlrl.sources import Source, load_tokenizers, max_model_length, resolve_source
+from mlrl.task import Environment, Task
+
+
+@dataclass(frozen=True)
+class PreparedTeam:
+    """A team whose settings, task, tokenizers and first prompts are known to fit; no weights have been read yet.
+
+    Attributes:
+        prompt_limits: longest prompt of each agent that leaves room for a response; None where the model does not say.
+        options: further arguments of `Team.load`.
+    """
+
+    args: TrainerConfig | EvaluationConfig
+    launch: Launch
+    environment: Environment
+    sources: list[Source]
+    tokenizers: list[Any]
+    prompt_limits: tuple[int | None, ...]
+    dtype: torch.dtype
+    options: dict[str, Any]
+
+    def load(self, trainable: bool = True) -> Collector:
+        """Reads the weights; the collector holds the team, its sampler and its environment.
+
+        Args:
+            trainable: False adds no adapter that a model does not have, and nothing can be trained.
+        """
+        team = Team.load(
+            _agent_arguments(self.args),
+            self.sources,
+            self.tokenizers,
+            device=self.launch.device,
+            dtype=self.dtype,
+            seed=self.args.seed,
+            trainable=trainable,
+            **self.options,
+        )
+        return Collector(team, Sampler(team, self.args.max_rollout_rows), self.environment)
+
+
+def prepare_team(
+    args: TrainerConfig | EvaluationConfig,
+    launch: Launch,
+    environment: Environment,
+    models: Sequence[Any],
+    *,
+    tokenizer: Any = None,
+    model_config: dict[str, Any] | None = None,
+) -> PreparedTeam:
+    """Finds every agent's model and tokenizer, and makes the first prompts of each data set.
+
+    Args:
+        models: one an agent: ids, folders or loaded models.
+        tokenizer: one for all agents, or a list of one each; default: what lies with the models.
+        model_config: `dtype` and `attn_implementation`, and `model_kwargs` for `from_pretrained`.
+
+    Raises:
+        ConfigError: a model, tokenizer or option that cannot be.
+        TaskError: a formatter that makes no prompt, or a prompt too long for its model.
+    """
+    options = _model_options(model_config)
+    dtype = launch.dtype(options.pop("dtype", None) or args.dtype)
+    sources = [resolve_source(model) for model in models]
+    tokenizers = load_tokenizers(sources, tokenizer)
+    lengths = [max_model_length(source) for source in sources]
+    limits = tuple(None if n is None else n - args.max_new_tokens for n in lengths)
+    for length, limit in zip(lengths, limits, strict=True):
+        if limit is not None and limit < 1:
+            raise ConfigError(
+                f"max_new_tokens={args.max_new_tokens!r}: the model holds {length} tokens, prompt and response "
+                f"together. Give less than {length}."
+            )
+    _check_first_prompts(args, environment, tokenizers, limits)
+    return PreparedTeam(args, launch, environment, sources, tokenizers, limits, dtype, options)
+
+
+def whole_task(task: Task | None, pieces: dict[str, Any]) -> Task:
+    """The task, or the one that its pieces make up.
+
+    Raises:
+        ConfigError: both are given, or no reward.
+    """
+    given = [name for name, piece in pieces.items() if piece is not None]
+    if task is None:
+        if pieces["reward_func"] is None:
+            raise ConfigError("reward_func=None: there is no reward to learn from. Give one, or task=")
+        return Task(**pieces)
+    if not isinstance(task, Task):
+        raise ConfigError(f"task={shown(task)}: not a mlrl.Task. Give one; mlrl.task.load_task(name or file) finds one")
+    if given:
+        raise ConfigError(f"{given[0]}: given beside task=. Give a whole task or its pieces, not both")
+    return task
+
+
+def _agent_arguments(args: TrainerConfig | EvaluationConfig) -> AgentArguments:
+    """What a team is loaded with; evaluation has no settings of tuning, so those are the defaults there."""
+    own = {field.name for field in fields(args)}
+    return AgentArguments(**{f.name: getattr(args, f.name) for f in fields(AgentArguments) if f.name in own})
+
+
+def _model_options(model_config: dict[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(model_config, dict | None):
+        raise ConfigError(
+            f"model_config={model_config!r}: not a dict. Its keys: dtype, attn_implementation, model_kwargs"
+        )
+    options = dict(model_config or {})
+    if "torch_dtype" in options:
+        options["dtype"] = options.pop("torch_dtype")
+    unknown = sorted(set(options) - {"dtype", "attn_implementation", "model_kwargs"})
+    if unknown:
+        raise ConfigError(f"model_config={unknown[0]!r}: unknown key. Known: dtype, attn_implementation, model_kwargs")
+    if isinstance(options.get("dtype"), torch.dtype):
+        options["dtype"] = str(options["dtype"]).removeprefix("torch.")
+    types = setting_types(AgentArguments)
+    for name in ("dtype", "attn_implementation"):
+        if name in options:
+            check_field(name, options[name], types[name])
+    return options
+
+
+def _check_first_prompts(
+    args: TrainerConfig | EvaluationConfig,
+    environment: Environment,
+    tokenizers: Sequence[Any],
+    limits: Sequence[int | None],
+) -> None:
+    """Formats and tokenizes the first rows, so that a wrong formatter or template shows before models load."""
+    for name in ("train_dataset", "eval_dataset"):
+        dataset = getattr(environment.task, name)
+        if dataset is None or not hasattr(dataset, "__len__"):
+            continue
+        contents = environment.initial_prompts(dict(dataset[0]), item_index=0)
+        for agent, content in enumerate(contents):
+            tokenize_prompt(
+                tokenizers[agent],
+                content,
+                max_prompt_tokens=args.max_prompt_tokens,
+                limit=limits[agent],
+                where=f"{name} item 0, turn 0, agent {agent}",
+            )
