@@ -5,7 +5,8 @@ the discounted mean return of what follows it. With the K returns credited to ag
 
     A_k = (R_k − mean R) / std R        and agent i follows        Σ w · A_k · ∇ log π_i(a_k | h_i)
 
-Dividing by std R makes every node count alike; advantage_normalization none gives the plain policy gradient.
+Dividing by std R makes every node count alike, whatever its scale of rewards; without it (advantage_normalization none)
+this is the policy gradient × (K − 1)/K.
 
     ./launch.sh train/magrpo.py                                             # the demo: two agents, CPU, minutes
     ./launch.sh train/magrpo.py --task my_task.py --agent_model Qwen/Qwen2.5-0.5B-Instruct
