@@ -2,41 +2,29 @@
 
 Agents whose model is the same share one frozen base and differ by their LoRA adapters; with full tuning every agent has
 a network of its own. Loading goes in two steps, so that a wrong name or prompt is found before weights are read:
-`resolve_sources` and `load_tokenizers` first, `Team.load` then.
+`mlrl.sources` first, `Team.load` then.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from mlrl.config import AgentArguments
-from mlrl.embedded import embedded_model_path
 from mlrl.errors import ConfigError
 from mlrl.models.base import Base, Policy
+from mlrl.quiet import quiet_models
 from mlrl.rollout.streams import derive_seed
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where an agent comes from: a base (name or loaded object) and, maybe, a saved adapter on it."""
-
-    base: str | PreTrainedModel | PeftModel
-    adapter: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.base if isinstance(self.base, str) else self.base.name_or_path or type(self.base).__name__
+from mlrl.sources import Source, check_vocabulary, first_line, load_config, resolve_source
 
 
 @dataclass
@@ -71,9 +59,10 @@ class Agent:
         else:
             peft_model = self.base.peft_model
             state = get_peft_model_state_dict(peft_model, adapter_name=self.adapter)
-            save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, folder / "adapter_model.safetensors")
+            state = {name: weight.detach().cpu().contiguous() for name, weight in state.items()}
+            save_file(state, folder / "adapter_model.safetensors")
             lora = copy.copy(peft_model.peft_config[self.adapter])
-            lora.inference_mode, lora.base_model_name_or_path = True, self.base.name
+            lora.inference_mode, lora.base_model_name_or_path = True, self.source.place
             lora.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -92,17 +81,24 @@ class _Loading:
         """Loads a network. Raises ConfigError where that fails."""
         model = source.base
         if isinstance(model, str):
-            load_config(source)
+            load_config(model)
             try:
-                model = AutoModelForCausalLM.from_pretrained(model, dtype=self.dtype, **self.model_kwargs)
-            except (OSError, ValueError, TypeError) as error:
+                model, report = AutoModelForCausalLM.from_pretrained(
+                    model, dtype=self.dtype, output_loading_info=True, **self.model_kwargs
+                )
+            except (OSError, ValueError, TypeError, SafetensorError) as error:
                 raise ConfigError(
-                    f"agent_model={source.name!r}: its weights cannot be loaded ({_first_line(error)})"
+                    f"agent_model={source.name!r}: its weights cannot be loaded ({first_line(error)})"
                 ) from error
-        base = Base(model.to(self.device), source.name, self.attn_implementation)
-        if self.arguments.gradient_checkpointing:
-            base.enable_gradient_checkpointing()
-        return base
+            if report["missing_keys"]:  # transformers would train on, from random numbers
+                missing = ", ".join(sorted(report["missing_keys"])[:3])
+                raise ConfigError(f"agent_model={source.name!r}: its weights lack {missing}. Save the model again")
+        elif self.arguments.dtype is not None and model.dtype != self.dtype:
+            raise ConfigError(
+                f"dtype={self.arguments.dtype!r}: {source.name} was loaded as {model.dtype}. "
+                "Make them agree, or drop dtype"
+            )
+        return Base(model.to(self.device), source.name, self.attn_implementation)
 
 
 @dataclass
@@ -115,6 +111,7 @@ class Team:
     loading: _Loading
 
     @classmethod
+    @quiet_models()
     def load(
         cls,
         arguments: AgentArguments,
@@ -126,9 +123,16 @@ class Team:
         seed: int,
         attn_implementation: str | None = None,
         model_kwargs: dict | None = None,
+        trainable: bool = True,
     ) -> Team:
-        """Loads networks and adapters. Raises ConfigError where a model, an adapter or a target module is missing."""
-        loading = _Loading(arguments, dtype, device, attn_implementation or arguments.attn_implementation, model_kwargs or {})
+        """Loads networks and adapters. Raises ConfigError where a model, an adapter or a target module is missing.
+
+        Args:
+            trainable: False takes every model as it is, without a fresh adapter, and shares what is the same.
+        """
+        _check_sources(sources, tokenizers, arguments)
+        attention = attn_implementation or arguments.attn_implementation
+        loading = _Loading(arguments, dtype, device, attention, model_kwargs or {})
         bases: dict[object, Base] = {}
         adapters: dict[object, str] = {}
         agents = []
@@ -137,7 +141,7 @@ class Team:
             if first:
                 policy = agents[0].policy
             else:
-                own_copy = arguments.tuning == "full"
+                own_copy = trainable and arguments.tuning == "full"
                 key = (_key(source.base), index if own_copy else None)
                 if own_copy and not isinstance(source.base, str) and any(k[0] == key[0] for k in bases):
                     raise ConfigError(
@@ -146,15 +150,27 @@ class Team:
                     )
                 if key not in bases:
                     bases[key] = loading.base(source)
-                policy = _policy(bases[key], source, arguments, f"agent_{index}", adapters, derive_seed(seed, "lora", index))
+                if trainable or source.adapter is not None or isinstance(source.base, PeftModel):
+                    adapter_seed = derive_seed(seed, "lora", index)
+                    policy = _policy(bases[key], source, arguments, f"agent_{index}", adapters, adapter_seed)
+                else:
+                    policy = Policy(bases[key], None)
             agents.append(
                 Agent(index, policy, tokenizer, source, _stop_ids(tokenizer, policy.base.model), policy.parameters())
             )
-            _check_vocabulary(index, tokenizer, policy.base)
-        for agent in agents:  # PEFT leaves all adapters but one frozen
-            for parameter in agent.parameters:
-                parameter.requires_grad_(True)
-        return cls(agents, list(bases.values()), arguments.share_parameters, loading)
+        team = cls(agents, list(bases.values()), arguments.share_parameters, loading)
+        team._mark_trained(trainable)
+        if arguments.gradient_checkpointing and trainable:
+            for base in team.bases:  # last, since loading an adapter turns it off
+                base.enable_gradient_checkpointing()
+        return team
+
+    def _mark_trained(self, trainable: bool = True) -> None:
+        """Only what agents train has gradients: PEFT leaves all adapters but one frozen, a loaded model anything."""
+        trained = {id(p) for agent in self.agents for p in agent.parameters} if trainable else set()
+        for base in self.bases:
+            for parameter in base.model.parameters():
+                parameter.requires_grad_(id(parameter) in trained)
 
     @property
     def trainable(self) -> list[list[Agent]]:
@@ -174,6 +190,8 @@ class Team:
                 source = resolve_source(reference_model)
                 if source.adapter is not None:
                     raise ConfigError(f"reference_model={reference_model!r}: is an adapter. Name a full model")
+                rows, where = source.config.get_text_config().vocab_size, f"reference_model={reference_model!r}"
+                check_vocabulary(f"{where} with the tokenizer of agent {agent.index}", agent.tokenizer, rows, "it")
             elif agent.adapter is None:
                 key, source, adapter = _key(agent.source.base), agent.source, None
             elif agent.source.adapter is None and not isinstance(agent.source.base, PeftModel):
@@ -192,8 +210,9 @@ class Team:
 
     def save(self, directory: str | Path) -> None:
         """Writes directory/agent_0, agent_1 …; shared parameters are written under every agent."""
-        for agent in self.agents:
-            agent.save(Path(directory) / f"agent_{agent.index}")
+        with quiet_models():
+            for agent in self.agents:
+                agent.save(Path(directory) / f"agent_{agent.index}")
 
     def num_parameters(self) -> tuple[int, int]:
         """(trained, all) parameters, shared ones counted once."""
@@ -202,75 +221,13 @@ class Team:
         return sum(trained.values()), sum(every.values())
 
 
-def resolve_source(agent: str | PreTrainedModel | PeftModel) -> Source:
-    """A hub id, a folder (of a full model or an adapter), `embedded`, or a loaded model."""
-    if not isinstance(agent, str):
-        if not isinstance(agent, PreTrainedModel | PeftModel):
-            raise ConfigError(f"agents={type(agent).__name__} object: not a model. Give ids, folders or transformers models")
-        return Source(agent)
-    name = embedded_model_path() if agent == "embedded" else agent
-    adapter_config = _find_file(name, "adapter_config.json")
-    if adapter_config is None:
-        return Source(name)
-    base = json.loads(Path(adapter_config).read_text()).get("base_model_name_or_path")
-    if not base:
-        raise ConfigError(f"agents={agent!r}: its adapter_config.json names no base_model_name_or_path")
-    return Source(embedded_model_path() if base == "embedded" else base, name)
-
-
-def load_tokenizers(sources: Sequence[Source], given=None) -> list[PreTrainedTokenizerBase]:
-    """A tokenizer an agent: the given one (or one each), else the one that lies with its model."""
-    if given is not None:
-        given = list(given) if isinstance(given, list | tuple) else [given] * len(sources)
-        if len(given) != len(sources):
-            raise ConfigError(f"tokenizer: {len(given)} tokenizers for {len(sources)} agents. Give one, or one an agent")
-        return given
-    loaded: dict[str, PreTrainedTokenizerBase] = {}
-    for source in sources:
-        name = source.name
-        if source.adapter is not None and _find_file(source.adapter, "tokenizer_config.json") is not None:
-            name = source.adapter
-        if name not in loaded:
-            try:
-                loaded[name] = AutoTokenizer.from_pretrained(name)
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"agents={name!r}: no tokenizer can be loaded from there ({_first_line(error)}). "
-                    "Give a hub id or a folder that holds a model, or pass tokenizer="
-                ) from error
-            if loaded[name].eos_token_id is None:
-                raise ConfigError(f"agents={name!r}: the tokenizer has no end token, so responses could never end")
-    return [loaded[name] for name in _tokenizer_names(sources)]
-
-
-def _tokenizer_names(sources: Sequence[Source]) -> list[str]:
-    return [
-        s.adapter if s.adapter is not None and _find_file(s.adapter, "tokenizer_config.json") else s.name for s in sources
-    ]
-
-
-def max_model_length(source: Source) -> int | None:
-    """Positions that the model of a source holds, read from its config alone; None where it does not say."""
-    config = load_config(source) if isinstance(source.base, str) else source.base.config
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-def load_config(source: Source):
-    try:
-        return AutoConfig.from_pretrained(source.name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"agent_model={source.name!r}: no model can be loaded from there ({_first_line(error)}). "
-            "Give 'embedded', a local folder, or a hub id that this machine can reach"
-        ) from error
-
-
 def _policy(base: Base, source: Source, arguments: AgentArguments, name: str, adapters: dict, seed: int) -> Policy:
     """The policy that an agent trains: the whole network, or an adapter of its own on it."""
     if arguments.tuning == "full":
         if source.adapter is not None or base.peft_model is not None:
             raise ConfigError(
-                f"tuning='full': {source.adapter or source.name!r} is a LoRA adapter. Use tuning='lora', or merge it first"
+                f"tuning='full': {source.adapter or source.name!r} is a LoRA adapter. "
+                "Use tuning='lora', or merge it first"
             )
         return Policy(base, None)
     if source.adapter is not None:
@@ -278,7 +235,9 @@ def _policy(base: Base, source: Source, arguments: AgentArguments, name: str, ad
     elif isinstance(source.base, PeftModel):
         active = source.base.active_adapter
         if (id(source.base), active) in adapters:
-            raise ConfigError("agents: one PeftModel was given to several agents. Give each its own, or set share_parameters")
+            raise ConfigError(
+                "agents: one PeftModel was given to several agents. Give each its own, or set share_parameters"
+            )
         adapters[id(source.base), active] = name
         return Policy(base, active)
     else:
@@ -294,6 +253,18 @@ def _policy(base: Base, source: Source, arguments: AgentArguments, name: str, ad
     return Policy(base, name)
 
 
+def _check_sources(
+    sources: Sequence[Source], tokenizers: Sequence[PreTrainedTokenizerBase], arguments: AgentArguments
+) -> None:
+    """What can be known before any weights are read."""
+    if arguments.share_parameters and len({(_key(source.base), source.adapter) for source in sources}) > 1:
+        names = ", ".join(source.adapter or source.name for source in sources)
+        raise ConfigError(f"share_parameters=True: agents={names} are different models. Give one, or leave it out")
+    for agent, (source, tokenizer) in enumerate(zip(sources, tokenizers, strict=True)):
+        rows = source.config.get_text_config().vocab_size
+        check_vocabulary(f"tokenizer of agent {agent}", tokenizer, rows, source.name)
+
+
 def _key(base: str | nn.Module) -> object:
     return base if isinstance(base, str) else id(base)
 
@@ -305,33 +276,3 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> fro
         named.append(model.generation_config.eos_token_id)
     ids = {i for entry in named if entry is not None for i in (entry if isinstance(entry, list | tuple) else [entry])}
     return frozenset(i for i in ids if 0 <= i < model.config.get_text_config().vocab_size)
-
-
-def _check_vocabulary(index: int, tokenizer: PreTrainedTokenizerBase, base: Base) -> None:
-    rows = base.model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise ConfigError(
-            f"tokenizer of agent {index}: {len(tokenizer)} tokens, but {base.name} embeds {rows}. "
-            "Call model.resize_token_embeddings first, or use the model's own tokenizer"
-        )
-
-
-def _find_file(name: str, file: str) -> str | None:
-    """A file of a local folder or hub repository; None where it has none, or the hub cannot be reached."""
-    if Path(name).is_dir():
-        path = Path(name) / file
-        return str(path) if path.is_file() else None
-    try:
-        return cached_file(
-            name,
-            file,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except (OSError, ValueError):
-        return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

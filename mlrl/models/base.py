@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import LoraLayer
 from peft.utils import ModulesToSaveWrapper
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -77,7 +78,7 @@ class Base:
                 self.peft_model = PeftModel.from_pretrained(self.model, folder, adapter_name=adapter)
             else:
                 self.peft_model.load_adapter(folder, adapter_name=adapter)
-        except (ValueError, RuntimeError, OSError) as error:
+        except (ValueError, RuntimeError, OSError, SafetensorError) as error:
             raise ConfigError(f"agents={folder!r}: the adapter does not load on {self.name} ({error})") from error
         self._route()
 

@@ -38,6 +38,8 @@ class LanguageModel:
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         scale, divide = getattr(self.config, "logit_scale", None), getattr(self.config, "logits_scaling", None)
         self.logit_scale: float = scale if scale is not None else 1.0 / divide if divide else 1.0
+        if model.config._attn_implementation == IMPLEMENTATION:  # a loaded model that served another team before
+            model.set_attn_implementation("sdpa")
         self._original_implementation = model.config._attn_implementation
         model.eval()  # the same mode for sampling and scoring: no dropout of the base model anywhere
         reference = self._own_logits()

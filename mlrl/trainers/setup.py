@@ -18,7 +18,6 @@ from mlrl.rollout.collect import Collector
 from mlrl.rollout.prompts import tokenize_prompt
 from mlrl.rollout.sampler import Sampler
 from mlrl.sources import Source, load_tokenizers, max_model_length, resolve_source
-from mlrl.sources import Source, load_tokenizers, max_model_length, resolve_source
 from mlrl.task import Environment, Task
 
 
