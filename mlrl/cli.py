@@ -32,7 +32,7 @@ from mlrl.config_checks import check_field, check_names, setting_types, suggesti
 from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
-from mlrl.errors import ConfigError
+from mlrl.errors import ConfigError, TaskError
 from mlrl.flags import read_flags
 from mlrl.run_folder import default_run_name
 
@@ -84,13 +84,16 @@ def parse(config_class: type, script_doc: str | None, argv: list[str] | None = N
 
 @contextlib.contextmanager
 def config_errors(script: str | None = None) -> Iterator[None]:
-    """Turn a `ConfigError` into one line on stderr and exit code 2, without a traceback."""
+    """Turn an error that its message explains into one line on stderr, without a traceback.
+
+    Exit code 2 for a `ConfigError`, 1 for a `TaskError`. An exception of the user's own code keeps its traceback.
+    """
     script = script or Path(sys.argv[0]).name
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, TaskError) as error:
         print(f"{script}: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
 
 
 def _resolve(config_class: type, script: str, argv: list[str]) -> Run:

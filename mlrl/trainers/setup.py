@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from mlrl.agents import Team
 from mlrl.calling import shown
@@ -90,6 +95,9 @@ def prepare_team(
                 f"max_new_tokens={args.max_new_tokens!r}: the model holds {length} tokens, prompt and response "
                 f"together. Give less than {length}."
             )
+    if isinstance(args, TrainerConfig):
+        _check_targets(args, sources)
+        _check_reference(args, sources)
     _check_first_prompts(args, environment, tokenizers, limits)
     return PreparedTeam(args, launch, environment, sources, tokenizers, limits, dtype, options)
 
@@ -136,6 +144,70 @@ def _model_options(model_config: dict[str, Any] | None) -> dict[str, Any]:
         if name in options:
             check_field(name, options[name], types[name])
     return options
+
+
+def _check_targets(args: TrainerConfig, sources: Sequence[Source]) -> None:
+    """Every target of fresh adapters is found among the linear layers of its model, the output layer excepted."""
+    targets = args.lora_target_modules
+    if args.tuning == "full" or targets in ("all-linear", ["all-linear"]):
+        return
+    for source in {source.name: source for source in sources if source.adapter is None}.values():
+        if isinstance(source.base, PeftModel):
+            continue
+        layers, head = _linear_layers(source)
+        for target in targets if isinstance(targets, list) else [targets]:
+            found = _targeted(target, layers, is_regex=not isinstance(targets, list))
+            if not found or head in found:
+                wrong = "the output layer, which has no adapter here" if found else "no linear layer"
+                own = sorted({name.split(".")[-1] for name in layers if name != head})
+                raise ConfigError(
+                    f"lora_target_modules={targets!r}: {target!r} finds {wrong}, in {source.name}. "
+                    f"Name some of {', '.join(own)}, or all-linear"
+                )
+
+
+def _linear_layers(source: Source) -> tuple[list[str], str | None]:
+    """Paths of a model's linear layers, and of its output layer; a named model is built without weights for that."""
+    with torch.device("meta"):
+        named = isinstance(source.base, str)
+        model = AutoModelForCausalLM.from_config(source.config) if named else source.base
+    modules = list(model.named_modules())
+    layers = [name for name, module in modules if isinstance(module, nn.Linear | Conv1D)]
+    return layers, next((name for name, module in modules if module is model.get_output_embeddings()), None)
+
+
+def _targeted(target: str, layers: Sequence[str], is_regex: bool) -> list[str]:
+    """The layers that a target finds, as peft reads it: the last parts of a path, or a regex of all of it."""
+    if not is_regex:
+        return [name for name in layers if name == target or name.endswith(f".{target}")]
+    try:
+        return [name for name in layers if re.fullmatch(target, name)]
+    except re.error as error:
+        raise ConfigError(f"lora_target_modules={target!r}: is no regex ({error}). Correct it, or give names") from None
+
+
+def _check_reference(args: TrainerConfig, sources: Sequence[Source]) -> None:
+    """A reference model of its own can be found and speaks the agents' tokens."""
+    if args.reference_model is None or args.reference_kl_coef == 0:
+        return
+    try:
+        reference = resolve_source(args.reference_model)
+        tokens = _vocabulary(reference)
+    except ConfigError as error:  # which speaks of agent_model
+        problem = str(error).partition(": ")[2]
+        raise ConfigError(f"reference_model={args.reference_model!r}: {problem}") from error
+    if reference.adapter is not None:
+        raise ConfigError(f"reference_model={args.reference_model!r}: is an adapter. Name a full model")
+    for agent, source in enumerate(sources):
+        if _vocabulary(source) != tokens:
+            raise ConfigError(
+                f"reference_model={args.reference_model!r}: has {tokens} tokens, and agent {agent}, {source.name}, "
+                f"{_vocabulary(source)}. Name a model with the agents' vocabulary"
+            )
+
+
+def _vocabulary(source: Source) -> int:
+    return source.config.get_text_config().vocab_size
 
 
 def _check_first_prompts(
