@@ -15,6 +15,7 @@ from mlrl.config import AgentArguments
 from mlrl.errors import ConfigError
 from mlrl.models.base import Policy
 from mlrl.models.prefix_tree import PrefixTree
+from mlrl.rollout.sampler import Request, Sampler, SamplingParams
 from mlrl.sources import load_tokenizers, max_model_length, resolve_source
 from tests.tiny import save_tiny, tiny_model, tiny_tokenizer
 
@@ -249,6 +250,29 @@ def test_the_trainers_base_gives_saved_adapters_their_scores_after_more_training
     for i in range(2):
         early = load([tmp_path / "before" / f"agent_{i}"])
         torch.testing.assert_close(scored(early.agents[0].policy), expected[i])
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_after_loading_each_agent_samples_from_its_own_weights(tiny_llama, tmp_path, tuning):
+    first = load([tiny_llama] * 2, tuning=tuning)
+    for _ in range(3):
+        train(first, 0.5 if tuning == "lora" else 1e-2)
+    first.save(tmp_path)
+    team = load([tmp_path / "agent_0", tmp_path / "agent_1"], tuning=tuning)
+    requests = [Request(agent, PROMPT, [(0, "train", 0, (), agent, k) for k in range(3)]) for agent in range(2)]
+    for _ in range(2):  # as loaded, and after a further update
+        sampled = Sampler(team).sample(requests, SamplingParams(0.8, max_new_tokens=8))
+        for agent, responses in zip(team.agents, sampled, strict=True):
+            tree = PrefixTree()
+            for k, response in enumerate(responses):
+                tree.add(response.token_ids, tree.add(PROMPT), scored=True, key=k)
+            with torch.no_grad(), agent.policy.use():
+                scored_L = agent.policy.logprobs(tree, 0.8)[0].logprobs_L
+            torch.testing.assert_close(
+                torch.tensor([p for r in responses for p in r.logprobs]), scored_L, rtol=1e-4, atol=1e-4
+            )
+        assert sampled[0] != sampled[1]
+        train(team, 1e-2)
 
 
 # Loaded objects ------------------------------------------------------------------------------------------------------

@@ -74,7 +74,8 @@ class Collector:
         for ordinal, item in items:
             contents = self.environment.initial_prompts(item, item_index=ordinal)
             prompts = [
-                self._tokenize(agent, content, growth, f"item {ordinal}, turn 0") for agent, content in enumerate(contents)
+                self._tokenize(agent, content, growth, f"item {ordinal}, turn 0")
+                for agent, content in enumerate(contents)
             ]
             trees.append(RolloutTree(item, ordinal, Node((), prompts)))
         self._grow([(tree, tree.root) for tree in trees], growth)
@@ -95,7 +96,10 @@ class Collector:
             Request(
                 agent,
                 node.prompts[agent].token_ids,
-                [(growth.seed, growth.stream, tree.ordinal, node.path, agent, k) for k in range(growth.generations[node.turn])],
+                [
+                    (growth.seed, growth.stream, tree.ordinal, node.path, agent, k)
+                    for k in range(growth.generations[node.turn])
+                ],
             )
             for tree, node in frontier
             for agent in range(len(self.team.agents))
@@ -154,7 +158,11 @@ class Collector:
             where = f"item {tree.ordinal}, turn {node.turn + 1}"
             prompts = [
                 self._tokenize(
-                    agent, content, growth, where, (node.prompts[agent], node.responses[agent][node.joints[joint][agent]])
+                    agent,
+                    content,
+                    growth,
+                    where,
+                    (node.prompts[agent], node.responses[agent][node.joints[joint][agent]]),
                 )
                 for agent, content in enumerate(contents)
             ]

@@ -144,7 +144,8 @@ class _Decode:
                 positions += 1
                 logits = model.logits(hidden[:, 0])
         return [
-            (tokens[r, : lengths[r]].tolist(), logprobs[r, : lengths[r]].tolist(), bool(stopped[r])) for r in range(rows)
+            (tokens[r, : lengths[r]].tolist(), logprobs[r, : lengths[r]].tolist(), bool(stopped[r]))
+            for r in range(rows)
         ]
 
     def _prefill(self, route) -> tuple[DecodeAttention, torch.Tensor]:
@@ -153,7 +154,8 @@ class _Decode:
         adapters = self.adapter_of_row.tolist()
         # the same words under two adapters are two prompts
         segment_of_row = [
-            tree.add(self.prompts[p], key=(tuple(self.prompts[p]), adapters[row])) for row, p in enumerate(self.prompt_of_row)
+            tree.add(self.prompts[p], key=(tuple(self.prompts[p]), adapters[row]))
+            for row, p in enumerate(self.prompt_of_row)
         ]
         packed = tree.pack(self.device)
         packed.attention.captured = []
@@ -222,7 +224,7 @@ def inverse_cdf(logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tens
 
 
 def truncate(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Keeps the `top_k` likeliest tokens, then the fewest of them whose probability reaches `top_p`; others get -inf."""
+    """Keeps the `top_k` likeliest tokens, then the fewest whose probability reaches `top_p`; others get -inf."""
     ordered, index = logits.sort(-1, descending=True)
     if top_k > 0:
         ordered[:, top_k:] = float("-inf")

@@ -86,7 +86,9 @@ class Node:
 
     def returns(self, discount: float) -> list[float]:
         """Return of each joint: its reward plus the discounted mean of the returns below it."""
-        below = [self.children[j].returns(discount) if j in self.children else [math.nan] for j in range(len(self.rewards))]
+        below = [
+            self.children[j].returns(discount) if j in self.children else [math.nan] for j in range(len(self.rewards))
+        ]
         return returns_to_go(self.rewards, [sum(r) / len(r) for r in below], discount).tolist()
 
 

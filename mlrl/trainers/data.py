@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from mlrl.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -33,17 +36,20 @@ class Batch:
 
 
 def batches(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None) -> Iterator[Batch]:
-    """Batches of a data set in its own order, epoch after epoch, the last of an epoch maybe smaller."""
+    """Batches of a data set in its own order, epoch after epoch, the last of an epoch maybe smaller.
+
+    Reads no row that it does not give. Raises ConfigError where an epoch has no rows.
+    """
     length = len(dataset) if hasattr(dataset, "__len__") else None
-    ordinal, steps = itertools.count(), 0
+    ordinal, left = itertools.count(), math.inf if max_steps is None else max_steps
     for epoch in range(num_epochs):
         rows, position = iter(dataset), 0
-        while chunk := list(itertools.islice(rows, batch_size)):
-            if max_steps is not None and steps >= max_steps:
-                return
+        while left > 0 and (chunk := list(itertools.islice(rows, batch_size))):
             yield Batch([(next(ordinal), dict(row)) for row in chunk], epoch, position, length)
             position += len(chunk)
-            steps += 1
+            left -= 1
+        if left > 0 and position == 0:
+            raise ConfigError(f"train_dataset: epoch {epoch + 1} has no rows. Give a data set that can be read again")
 
 
 def total_steps(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None) -> int | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mlrl.config import EvaluationConfig, TrainerConfig
+from mlrl.errors import ConfigError
 from mlrl.eval_hooks import RolloutSample
 from mlrl.rollout.collect import Collector, Growth
 from mlrl.rollout.sampler import SamplingParams
@@ -37,7 +38,12 @@ def evaluate(
     Returns:
         Metrics named `eval/…`, and the trees. Means are over all episodes that reached a turn; standard errors over
         items (episodes of one item are not independent of its prompt); best@n is the mean over items of the best of n.
+
+    Raises:
+        ConfigError: there are no items.
     """
+    if not items:
+        raise ConfigError("eval_dataset: it has no rows. Give one with at least one row, or none")
     size = batch_size or len(items)
     trees = [
         tree for start in range(0, len(items), size) for tree in collector.collect(items[start : start + size], growth)

@@ -1,4 +1,4 @@
-"""Teams without a network: a sampler that plays a script, and one whose responses are a function of prompt and stream."""
+"""Teams without a network: a sampler that plays a script, and one whose responses depend on prompt and stream alone."""
 
 from __future__ import annotations
 

@@ -321,8 +321,8 @@ def test_callables_get_what_agents_saw_and_only_copies():
     def meddling_transition(
         item, agent_completions, prompt_history_per_agent, response_history_per_agent, episode_seed
     ):
-        handed.append(("next", agent_completions.copy(), *map(_frozen, (prompt_history_per_agent, response_history_per_agent)),
-                       episode_seed))  # fmt: skip
+        histories = map(_frozen, (prompt_history_per_agent, response_history_per_agent))
+        handed.append(("next", agent_completions.copy(), *histories, episode_seed))
         for history in (*prompt_history_per_agent, *response_history_per_agent):
             history.clear()
         item["prompt"] = "changed"
