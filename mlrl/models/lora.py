@@ -19,6 +19,7 @@ from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 
 from mlrl.errors import ConfigError
+from mlrl.models.products import few_rows, linear_of_columns
 
 _PEFT = object()  # no route: PEFT's own forward
 
@@ -118,13 +119,26 @@ class _RoutedForward:
         if route is _PEFT:
             return self.original(x, *args, **kwargs)
         flat = x.reshape(-1, x.shape[-1])
-        result = layer.base_layer(flat)
         if isinstance(route, MixedRoute):
-            down, up, ranks = route.weights(layer, x.dtype)
-            if down is not None:
-                result.addmm_(F.linear(flat, down).mul_(route.mask(ranks, x.dtype)), up.t())
-        elif route is not None and route in layer.lora_A:
+            return self._mixed(flat, route).view(*x.shape[:-1], -1)
+        result = layer.base_layer(flat)
+        if route is not None and route in layer.lora_A:
             down, up = layer.lora_A[route].weight.to(x.dtype), layer.lora_B[route].weight.to(x.dtype)
             flat = layer.lora_dropout[route](flat)
             result = result.addmm_(F.linear(flat, down), up.t(), alpha=layer.scaling[route])
         return result.view(*x.shape[:-1], result.shape[-1])
+
+    def _mixed(self, x: torch.Tensor, route: MixedRoute) -> torch.Tensor:
+        """(tokens, in) → (tokens, out), each token through its own adapter."""
+        down, up, ranks = route.weights(self.layer, x.dtype)
+        base = self.layer.base_layer
+        if not few_rows(x) or not isinstance(base, nn.Linear):
+            result = base(x)
+            if down is not None:
+                result.addmm_(F.linear(x, down).mul_(route.mask(ranks, x.dtype)), up.t())
+            return result
+        columns = x.t()
+        result = linear_of_columns(columns, base.weight, base.bias)
+        if down is not None:
+            result.addmm_(up, torch.mm(down, columns).mul_(route.mask(ranks, x.dtype).t()))
+        return result.t().contiguous()

@@ -1,0 +1,62 @@
+"""Prints what our system and its peers cost on the same work, in one run.
+
+    python -m tests.benchmarks                                        # ours alone
+    python -m tests.benchmarks --peers PYTHON --drivers FOLDER        # beside comlrl and TRL, in their own environment
+
+FOLDER holds the peers' drivers, bench_comlrl.py and bench_trl.py; PYTHON is an interpreter that has comlrl and trl.
+Ratios are ours over theirs, of wall time and of peak memory. Run alone: two busy processes slow each other by far more
+than half.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from mlrl.embedded import embedded_model_path
+
+WORKLOADS = {
+    "4 items × K 4 × 64 tokens": ["--items", "4"],
+    "2 items × K 4 × 64 tokens, 200-word prompts": ["--items", "2", "--prompt_words", "200"],
+    "1 item × K 3 × 48 tokens, 2 turns, 60-word prompts": "--items 1 --generations 3 --tokens 48 --turns 2 --prompt_words 60".split(),
+}
+
+
+def measure(command: list[str]) -> dict:
+    """Runs a driver and reads the JSON line it prints last."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", help="Python of an environment with comlrl and trl")
+    parser.add_argument("--drivers", type=Path, help="folder of the peers' drivers")
+    parser.add_argument("--model", default=None, help="model folder; default: the embedded one")
+    parser.add_argument("--workloads", type=int, nargs="*", default=[1, 2], help="numbers of workloads, from 1")
+    args = parser.parse_args()
+    if (args.peers is None) != (args.drivers is None):
+        parser.error("--peers and --drivers go together")
+    model = args.model or embedded_model_path()
+    names = list(WORKLOADS)
+    for number in args.workloads:
+        name = names[number - 1]
+        print(f"\n{name}", flush=True)
+        flags = ["--model", model, *WORKLOADS[name]]
+        ours = [measure([sys.executable, "-m", "tests.benchmarks.ours", *flags, "--tuning", t]) for t in ("lora", "full")]
+        for result in ours:
+            print(json.dumps(result), flush=True)
+        if args.peers:
+            peer = measure([args.peers, str(args.drivers / "bench_comlrl.py"), *flags])
+            print(json.dumps(peer), flush=True)
+            assert peer["sequences"] == ours[0]["sequences"], "the workloads must be the same"
+            for result in ours:
+                wall, memory = result["wall_s"] / peer["wall_s"], result["peak_gb"] / peer["peak_gb"]
+                print(f"{result['system']} / {peer['system']}: wall {wall:.3f} (1/{1 / wall:.1f}), peak memory {memory:.2f}")
+
+
+if __name__ == "__main__":
+    main()
