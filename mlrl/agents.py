@@ -155,6 +155,9 @@ class Team:
                     policy = _policy(bases[key], source, arguments, f"agent_{index}", adapters, adapter_seed)
                 else:
                     policy = Policy(bases[key], None)
+            if not policy.parameters():
+                name = source.adapter or source.name
+                raise ConfigError(f"agents={name}: its adapter is not LoRA. Use a LoRA adapter")
             agents.append(
                 Agent(index, policy, tokenizer, source, _stop_ids(tokenizer, policy.base.model), policy.parameters())
             )

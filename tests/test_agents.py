@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -517,6 +517,22 @@ def test_errors_of_adapters(tiny_llama, tiny_gpt2, tmp_path):
     (saved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": tiny_gpt2}))
     with pytest.raises(ConfigError, match="the adapter does not load on"):
         load([str(saved)], tiny_tokenizer())
+
+
+@pytest.mark.parametrize("how", ["loaded", "saved"])
+def test_adapters_that_are_not_plain_lora_are_refused(tiny_llama, tmp_path, how):
+    def given(config):
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama), config)
+        if how == "loaded":
+            return model
+        folder = tmp_path / type(config).__name__
+        model.save_pretrained(folder)
+        return str(folder)
+
+    with pytest.raises(ConfigError, match="its adapter is not LoRA"):
+        load([given(IA3Config(task_type="CAUSAL_LM"))], tiny_tokenizer())
+    with pytest.raises(ConfigError, match=r"trains .*norm.* \(modules_to_save\)"):
+        load([given(LoraConfig(modules_to_save=["norm"], task_type="CAUSAL_LM"))], tiny_tokenizer())
 
 
 def test_broken_weights(tmp_path, tiny_llama):

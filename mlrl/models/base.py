@@ -103,8 +103,13 @@ class Base:
     def _route(self) -> None:
         if self.router is not None:
             self.router.release()
-        wrapped = (LoraLayer, ModulesToSaveWrapper)
-        if isinstance(self.language_model.head, wrapped) or isinstance(self.model.get_input_embeddings(), wrapped):
+        whole = [name for name, module in self.model.named_modules() if isinstance(module, ModulesToSaveWrapper)]
+        if whole:
+            raise ConfigError(
+                f"adapter on {self.name}: trains {whole[0]} as a whole (modules_to_save), which is not supported. "
+                "Use plain LoRA"
+            )
+        if any(isinstance(m, LoraLayer) for m in (self.language_model.head, self.model.get_input_embeddings())):
             raise ConfigError(
                 f"lora_target_modules: the embedding or the head of {self.name} is adapted, which is not supported. "
                 "Leave it out, or use 'all-linear'"

@@ -436,3 +436,12 @@ def test_messages_that_continue_share_their_tokens_on_every_branch():
             response = node.parent.responses[agent][node.parent.joints[node.path[-1]][agent]]
             head = node.parent.prompts[agent].token_ids + response.token_ids
             assert prompt.token_ids[: prompt.reused] == head and prompt.reused == len(head)
+
+
+def test_each_agent_has_its_own_tokenizer():
+    team = fake_team(2)
+    team.agents[1].tokenizer = tiny_tokenizer("llama_bos")
+    task = Task(train_dataset=[{"prompt": "go"}], reward_func=lambda a, b: [0.0] * len(a))
+    tree = Collector(team, HashedSampler(team), Environment(task, 2)).collect([(0, {"prompt": "go"})], growth(1, 2))[0]
+    plain, with_start = (prompt.token_ids for prompt in tree.root.prompts)
+    assert with_start == [0, *plain]
