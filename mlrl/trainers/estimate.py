@@ -10,7 +10,7 @@ import torch
 from mlrl.agents import Team
 from mlrl.config import TrainerConfig
 from mlrl.estimators.advantages import advantages, batch_statistics
-from mlrl.estimators.kl import kl_to_go
+from mlrl.estimators.kl import kl_to_go, sequence_kl
 from mlrl.estimators.returns import credit
 from mlrl.models.base import Policy
 from mlrl.rollout.tree import Node, RolloutTree
@@ -64,8 +64,9 @@ def reference_kl(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerC
     for agent, own in zip(team.agents, samples, strict=True):
         now = score(agent.policy, own, args)
         reference = score(agent.reference, own, args)
-        for sample, new, old in zip(own, now, reference, strict=True):
-            sample.kl = float((new.double() - old.double()).sum())
+        lengths_S = torch.tensor([len(logprobs) for logprobs in now], device=now[0].device)
+        for sample, kl in zip(own, sequence_kl(torch.cat(now), torch.cat(reference), lengths_S).tolist(), strict=True):
+            sample.kl = kl
 
 
 def score(policy: Policy, samples: Sequence[Sample], args: TrainerConfig) -> list[torch.Tensor]:
