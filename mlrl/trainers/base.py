@@ -120,6 +120,7 @@ class Trainer:
         self.epoch = 0.0
         self.generated_tokens = 0
         self.run_folder: RunFolder | None = None
+        self.console = Console(enabled=False)  # until `train`, so that a step can be taken by hand
         self._nonfinite_in_a_row = 0
         self._evaluated_at: int | None = None
 

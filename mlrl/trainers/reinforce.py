@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
+from mlrl.config_rules import nodes_per_step
 from mlrl.rollout.tree import RolloutTree
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
@@ -29,6 +30,10 @@ class ReinforceTrainer(Trainer):
     def _load_extras(self) -> None:
         if self.args.reference_kl_coef > 0:
             self.team.add_references(self.args.reference_model)
+
+    def _updates_per_step(self) -> int:
+        nodes = nodes_per_step(self.args, self.num_agents)
+        return self.args.num_updates_per_rollout * -(-nodes // (self.args.train_batch_size or nodes))
 
     def step(self, batch: Batch) -> None:
         trees = self.collect(batch)
