@@ -4,6 +4,7 @@ W&B, TensorBoard, trackio and the others are Accelerate's own tracker classes. `
 rewards evaluated since the start of the run, is the x-axis of every metric everywhere and never decreases.
 """
 
+import contextlib
 import difflib
 import os
 import warnings
@@ -276,10 +277,8 @@ def _float(value: Any) -> float:
 
 def _scalar(name: str, value: Any) -> bool | int | float | None:
     if hasattr(value, "item"):
-        try:
+        with contextlib.suppress(RuntimeError, ValueError):  # more than one element: refused below by the metric's name
             value = value.item()
-        except (RuntimeError, ValueError):
-            pass  # more than one element: refused below with the metric's name
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise TypeError(f"{name}={value!r}: a metric must be one number.")

@@ -202,9 +202,11 @@ class DecodeAttention:
         keys[:, :, self.length], values[:, :, self.length] = key[:, :, 0], value[:, :, 0]
         stop = self.length + 1
         # the query heads of one key-value head become its queries: no key is repeated
-        query = query.view(rows, keys.shape[1], heads // keys.shape[1], head_dim)
+        query = query.contiguous().view(rows, keys.shape[1], heads // keys.shape[1], head_dim)
         mask = None if self.mask is None else self.mask[..., :stop]
-        out = scaled_dot_product(query, keys[:, :, :stop], values[:, :, :stop], mask, False, scaling, softcap, self.eager)
+        out = scaled_dot_product(
+            query, keys[:, :, :stop], values[:, :, :stop], mask, False, scaling, softcap, self.eager
+        )
         return out.reshape(rows, 1, heads, -1)
 
     def advance(self) -> None:

@@ -46,7 +46,9 @@ class Base:
         self.model.activation_checkpointing_enable({"use_reentrant": False})
         for module in self.model.modules():
             if isinstance(module, GradientCheckpointingLayer):
-                module.training = True  # this flag alone turns it on; the layer's parts stay in eval mode, without dropout
+                module.training = (
+                    True  # this flag alone turns it on; the layer's parts stay in eval mode, without dropout
+                )
 
     def copy(self) -> Base:
         """A copy of the network as it is now, without adapters."""
@@ -67,7 +69,8 @@ class Base:
             except ValueError as error:
                 linear = sorted({n.split(".")[-1] for n, m in self.model.named_modules() if isinstance(m, nn.Linear)})
                 raise ConfigError(
-                    f"lora_target_modules={lora.target_modules!r}: {error}. Linear layers of {self.name}: {', '.join(linear)}"
+                    f"lora_target_modules={lora.target_modules!r}: {error}. "
+                    f"Linear layers of {self.name}: {', '.join(linear)}"
                 ) from error
         self._route()
 

@@ -32,7 +32,8 @@ class LanguageModel:
     def __init__(self, model: PreTrainedModel, name: str, attn_implementation: str | None = None):
         if attn_implementation not in (None, "sdpa", "eager"):
             raise ConfigError(
-                f"attn_implementation={attn_implementation!r}: prefix-shared attention has the kernels sdpa and eager. Use one"
+                f"attn_implementation={attn_implementation!r}: prefix-shared attention has the kernels sdpa and eager. "
+                "Use one of them"
             )
         self.model, self.name, self.attn_implementation = model, name, attn_implementation
         self.config = model.config.get_text_config()
@@ -48,12 +49,15 @@ class LanguageModel:
             self.claim()
             ours = self._planned_logits()
         except (TypeError, AttributeError, RuntimeError, ValueError, NotImplementedError) as error:
-            raise ConfigError(f"model {name!r}: {type(model).__name__} cannot be run with shared prefixes ({error})") from error
+            raise ConfigError(
+                f"model {name!r}: {type(model).__name__} cannot be run with shared prefixes ({error})"
+            ) from error
         tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
         if not torch.allclose(ours, reference, rtol=tolerance, atol=tolerance * float(reference.abs().max())):
             raise ConfigError(
                 f"model {name!r}: {type(model).__name__} gives other logits when its prefixes are shared "
-                f"(largest difference {float((ours - reference).abs().max()):.2g}). Use a decoder with ordinary causal attention"
+                f"(largest difference {float((ours - reference).abs().max()):.2g}). "
+                "Use a decoder with ordinary causal attention"
             )
 
     @property

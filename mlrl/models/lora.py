@@ -82,7 +82,9 @@ class AdapterRouter:
         """Raises ConfigError where an adapter uses what routing does not compute."""
         for layer in self.layers:
             if adapter in layer.lora_variant or layer.lora_bias.get(adapter):
-                raise ConfigError(f"adapter {adapter!r}: DoRA, LoRA biases and other variants are not supported. Use plain LoRA")
+                raise ConfigError(
+                    f"adapter {adapter!r}: DoRA, LoRA biases and other variants are not supported. Use plain LoRA"
+                )
 
     @contextmanager
     def use(self, adapter: str | None) -> Iterator[None]:
@@ -141,4 +143,4 @@ class _RoutedForward:
         result = linear_of_columns(columns, base.weight, base.bias)
         if down is not None:
             result.addmm_(up, torch.mm(down, columns).mul_(route.mask(ranks, x.dtype).t()))
-        return result.t().contiguous()
+        return result.t()  # a view: what follows is elementwise, or the next product, which wants columns again

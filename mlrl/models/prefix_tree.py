@@ -53,7 +53,9 @@ class PrefixTree:
     segments: list[Segment] = field(default_factory=list)
     _index: dict[Hashable, int] = field(default_factory=dict)
 
-    def add(self, token_ids: Sequence[int], parent: int | None = None, scored: bool = False, key: Hashable = None) -> int:
+    def add(
+        self, token_ids: Sequence[int], parent: int | None = None, scored: bool = False, key: Hashable = None
+    ) -> int:
         """Adds a segment and returns its number; a segment met before (same parent, same key) is reused.
 
         `key` tells segments apart; without one, equal tokens under one parent are the same segment. A response is
@@ -162,7 +164,9 @@ def _groups(segments: list[Segment], starts: list[int], stops: list[int], device
     return groups
 
 
-def _buckets(members: list[int], query_lengths: list[int], key_lengths: list[int], waste: float = 1.5) -> list[list[int]]:
+def _buckets(
+    members: list[int], query_lengths: list[int], key_lengths: list[int], waste: float = 1.5
+) -> list[list[int]]:
     """Cuts members (sorted by length) into runs whose padded attention area stays below `waste` times the real one."""
     buckets: list[list[int]] = []
     current: list[int] = []
@@ -175,4 +179,4 @@ def _buckets(members: list[int], query_lengths: list[int], key_lengths: list[int
             current, real, longest = [], queries * keys, keys
         current.append(member)
         area, longest_key = real, longest
-    return buckets + [current] if current else buckets
+    return [*buckets, current] if current else buckets

@@ -37,7 +37,8 @@ class Launch:
         state = PartialState(cpu=not torch.cuda.is_available())
         if state.num_processes > 1:
             raise ConfigError(
-                f"num_processes={state.num_processes}: this version trains in one process. Launch with --num_processes 1"
+                f"num_processes={state.num_processes}: this version trains in one process. "
+                "Launch with --num_processes 1"
             )
         precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         if precision not in _PRECISIONS:
@@ -52,7 +53,8 @@ class Launch:
         """Compute type of the models: as asked, else of the launch config, else bfloat16 where the GPU has it."""
         if asked is not None and self.mixed_precision is not None and asked != self.mixed_precision:
             raise ConfigError(
-                f"dtype={asked!r}: the launch config says mixed_precision {self.mixed_precision!r}. Make them agree, or drop one"
+                f"dtype={asked!r}: the launch config says mixed_precision {self.mixed_precision!r}. "
+                "Make them agree, or drop one"
             )
         name = asked or self.mixed_precision
         if name is None:

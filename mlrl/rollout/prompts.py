@@ -9,6 +9,7 @@ from mlrl.errors import ConfigError, TaskError
 from mlrl.rollout.tree import Response, TokenizedPrompt
 
 _MARK = "\u2063mlrl-response\u2063"  # stands for a response while a chat template is rendered
+_QUIET = {"verbose": False}  # lengths are checked here against the model's own limit
 
 
 def tokenize_prompt(
@@ -60,8 +61,8 @@ def tokenize_prompt(
 def _encode(tokenizer: PreTrainedTokenizerBase, content: str | list[dict], where: str) -> list[int]:
     if isinstance(content, str):
         bos = tokenizer.bos_token
-        return tokenizer(content, add_special_tokens=not (bos and content.startswith(bos)))["input_ids"]
-    return tokenizer(_render(tokenizer, content, where), add_special_tokens=False)["input_ids"]
+        return tokenizer(content, add_special_tokens=not (bos and content.startswith(bos)), **_QUIET)["input_ids"]
+    return tokenizer(_render(tokenizer, content, where), add_special_tokens=False, **_QUIET)["input_ids"]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict], where: str) -> str:
@@ -93,7 +94,7 @@ def _continuation(
     head, mark, rest = _render(tokenizer, marked, where).partition(_MARK)
     if not mark or head != _render(tokenizer, before, where):
         return None  # the template renders an earlier turn in another way than it prompted for it
-    tokens = tokenizer(rest, add_special_tokens=False)["input_ids"]
+    tokens = tokenizer(rest, add_special_tokens=False, **_QUIET)["input_ids"]
     if not response.truncated and tokens and response.token_ids and tokens[0] == response.token_ids[-1]:
         tokens = tokens[1:]  # the response already holds the end token that the template writes
     return tokens

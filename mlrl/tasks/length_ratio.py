@@ -15,15 +15,17 @@ from typing import Any
 
 from mlrl import ConfigError, Task
 
-BRIEF = "Answer in one brief sentence."
-DETAILED = "Answer in detail, in several sentences."
+BRIEF = "Give a short answer."
+DETAILED = "Give a detailed answer."
 
 RECOMMENDED = {
     "num_generations": 8,
-    "rollout_batch_size": 4,
+    "micro_batch_tokens": 512,
+    "rollout_batch_size": 2,
     "max_new_tokens": 48,
-    "agent_learning_rate": 5e-4,
-    "max_steps": 10,
+    "agent_learning_rate": 1e-3,
+    "num_train_epochs": 1,
+    "max_steps": 16,
     "eval_num_samples": 8,
     "eval_num_generations": 4,
 }

@@ -51,7 +51,9 @@ def _reward_pairs(name: str, nodes: Sequence[Node], discount: float) -> Pairs:
     return pairs
 
 
-def advantage_metrics(samples: Sequence[Sequence[Sample]], zero_std: Sequence[Sequence[bool]], args: TrainerConfig) -> Pairs:
+def advantage_metrics(
+    samples: Sequence[Sequence[Sample]], zero_std: Sequence[Sequence[bool]], args: TrainerConfig
+) -> Pairs:
     """Size of the advantages, share of nodes without signal, and the reference KL, by turn and agent."""
     pairs: Pairs = {}
 

@@ -1,7 +1,7 @@
 """Optimizer updates of all agents from one set of samples.
 
-All agents update from the same trees at the same old weights. For each minibatch the gradients of every agent are formed
-first and checked, then all step or none does.
+All agents update from the same trees at the same old weights. For each minibatch the gradients of every agent are
+formed first and checked, then all step or none does.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class PolicyUpdate:
                 continue
             for agent in group:
                 outcome.add(f"agent_{agent.index}/grad_norm", norm)
-                outcome.add(f"agent_{agent.index}/grad_clipped_fraction", float(norm > (self.args.max_grad_norm or math.inf)))
+                outcome.add(
+                    f"agent_{agent.index}/grad_clipped_fraction", float(norm > (self.args.max_grad_norm or math.inf))
+                )
                 outcome.add(f"agent_{agent.index}/learning_rate", engine.learning_rate)
             engine.step(norm)
         seconds = time.perf_counter() - started

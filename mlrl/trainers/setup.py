@@ -86,8 +86,8 @@ def prepare_team(
     options = _model_options(model_config)
     dtype = launch.dtype(options.pop("dtype", None) or args.dtype)
     sources = [resolve_source(model) for model in models]
+    lengths = [max_model_length(source) for source in sources]  # the first to find that there is no such model
     tokenizers = load_tokenizers(sources, tokenizer)
-    lengths = [max_model_length(source) for source in sources]
     limits = tuple(None if n is None else n - args.max_new_tokens for n in lengths)
     for length, limit in zip(lengths, limits, strict=True):
         if limit is not None and limit < 1:

@@ -19,7 +19,10 @@ from mlrl.embedded import embedded_model_path
 WORKLOADS = {
     "4 items × K 4 × 64 tokens": ["--items", "4"],
     "2 items × K 4 × 64 tokens, 200-word prompts": ["--items", "2", "--prompt_words", "200"],
-    "1 item × K 3 × 48 tokens, 2 turns, 60-word prompts": "--items 1 --generations 3 --tokens 48 --turns 2 --prompt_words 60".split(),
+    "1 item × K 3 × 48 tokens, 2 turns, 60-word prompts": [
+        *("--items", "1", "--generations", "3", "--tokens", "48"),
+        *("--turns", "2", "--prompt_words", "60"),
+    ],
 }
 
 
@@ -41,12 +44,13 @@ def main() -> None:
     if (args.peers is None) != (args.drivers is None):
         parser.error("--peers and --drivers go together")
     model = args.model or embedded_model_path()
-    names = list(WORKLOADS)
     for number in args.workloads:
-        name = names[number - 1]
+        name = list(WORKLOADS)[number - 1]
         print(f"\n{name}", flush=True)
         flags = ["--model", model, *WORKLOADS[name]]
-        ours = [measure([sys.executable, "-m", "tests.benchmarks.ours", *flags, "--tuning", t]) for t in ("lora", "full")]
+        ours = [
+            measure([sys.executable, "-m", "tests.benchmarks.ours", *flags, "--tuning", t]) for t in ("lora", "full")
+        ]
         for result in ours:
             print(json.dumps(result), flush=True)
         if args.peers:
@@ -55,7 +59,8 @@ def main() -> None:
             assert peer["sequences"] == ours[0]["sequences"], "the workloads must be the same"
             for result in ours:
                 wall, memory = result["wall_s"] / peer["wall_s"], result["peak_gb"] / peer["peak_gb"]
-                print(f"{result['system']} / {peer['system']}: wall {wall:.3f} (1/{1 / wall:.1f}), peak memory {memory:.2f}")
+                names = f"{result['system']} / {peer['system']}"
+                print(f"{names}: wall {wall:.3f} (1/{1 / wall:.1f}), peak memory {memory:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -121,8 +121,12 @@ def main() -> None:
                 "update_s": round(update, 1),
                 "sampling_tokens_per_s": round(completion / sampling, 1),
                 "update_tokens_per_s": round(completion / update, 1),
-                "sampling_share_of_peak": round(_flops(trainer, cost["sampled_unique"], completion) / sampling / peak / 1e9, 3),
-                "update_share_of_peak": round(passes * _flops(trainer, cost["unique"], completion) / update / peak / 1e9, 3),
+                "sampling_share_of_peak": round(
+                    _flops(trainer, cost["sampled_unique"], completion) / sampling / peak / 1e9, 3
+                ),
+                "update_share_of_peak": round(
+                    passes * _flops(trainer, cost["unique"], completion) / update / peak / 1e9, 3
+                ),
                 "gemm_gflops": round(peak, 1),
                 "peak_gb": round(peak_gb, 2),
                 "updates": len(lines),

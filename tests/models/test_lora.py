@@ -59,7 +59,7 @@ def test_adapters_on_one_base_have_the_gradients_of_separate_models(kind, checkp
         expected = []
         for k in range(3):
             response = [10 + k, 11, 12 + offset][: k + 1]
-            logits = model(torch.tensor([[3 + offset, 4, 5] + response])).logits[0, 2:-1].log_softmax(-1)
+            logits = model(torch.tensor([[3 + offset, 4, 5, *response]])).logits[0, 2:-1].log_softmax(-1)
             expected.append(logits.gather(1, torch.tensor(response)[:, None])[:, 0])
         torch.testing.assert_close(logprobs, torch.cat(expected), rtol=1e-5, atol=1e-5)
         (torch.cat(expected) * torch.arange(1.0, 7.0)).sum().backward()
@@ -83,9 +83,9 @@ def test_no_adapter_is_the_frozen_base():
 
 def test_switching_before_backward_is_an_error():
     base = team()
-    with base.router.use("agent_0"), pytest.raises(RuntimeError, match="backward must be done before"):
-        with base.router.use("agent_1"):
-            pass
+    refused = pytest.raises(RuntimeError, match="backward must be done before")
+    with base.router.use("agent_0"), refused, base.router.use("agent_1"):
+        pass
 
 
 def test_outside_of_a_route_the_layers_are_as_peft_made_them():
@@ -109,7 +109,9 @@ def test_mixed_route_gives_every_token_its_own_adapter():
         mixed = layer(x)
     for row in range(2):
         for column in range(3):
-            torch.testing.assert_close(mixed[row, column], alone[int(owner[row, column])][row, column], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                mixed[row, column], alone[int(owner[row, column])][row, column], rtol=1e-5, atol=1e-6
+            )
 
 
 def test_fresh_adapters_depend_on_their_seed_alone():

@@ -117,7 +117,8 @@ def test_one_token_answer_has_a_gradient(length):
 
 
 def test_other_architectures():
-    sizes = dict(vocab_size=384, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    sizes = {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 96}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
     tree, sequences = two_turns()
     for config_class, model_class, extra in (
         (Qwen3Config, Qwen3ForCausalLM, {}),

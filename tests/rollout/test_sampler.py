@@ -8,23 +8,20 @@ from mlrl.agents import Agent, Source, Team
 from mlrl.models.base import Base, Policy
 from mlrl.rollout.sampler import Request, Sampler, SamplingParams, inverse_cdf, truncate
 from mlrl.rollout.streams import derive_seed, uniforms
-from tests.models.test_lora import separate, team as two_adapters
+from tests.models.test_lora import separate
+from tests.models.test_lora import team as two_adapters
 from tests.tiny import tiny_model, tiny_tokenizer
-
 
 STOPS = frozenset({2, *range(40, 70)})  # about one token in twelve ends a response
 
 
 def as_team(base: Base, adapters, kind: str = "llama") -> Team:
     tokenizer = tiny_tokenizer(kind)
-    agents = [
-        Agent(i, Policy(base, a), tokenizer, Source(base.model), STOPS, [])
-        for i, a in enumerate(adapters)
-    ]
+    agents = [Agent(i, Policy(base, a), tokenizer, Source(base.model), STOPS, []) for i, a in enumerate(adapters)]
     return Team(agents, [base], False, None)
 
 
-def requests(num_agents: int = 2, generations: int = 3, seed: int = 0) -> list[Request]:
+def requests(num_agents: int = 2, generations: int = 3, seed: int = 1) -> list[Request]:
     prompts = [[1, 20, 21, 22, 23, 24], [1, 30], [1, 20, 21, 22, 23, 24, 25, 26, 27], [1, 30]]
     return [
         Request(agent, prompt, [(seed, "train", p, (), agent, k) for k in range(generations)])
@@ -184,8 +181,17 @@ def test_truncation_keeps_the_likeliest():
 
 
 def test_streams_are_named_not_ordered():
-    assert uniforms((1, "train", 0, (0, 1), 0, 2), 5).tolist() == uniforms((1, "train", 0, (0, 1), 0, 2), 9)[:5].tolist()
-    keys = [(s, stream, o, p, a, k) for s in (1, 2) for stream in ("train", "eval") for o in (0, 1) for p in ((), (0,), (0, 0))
-            for a in (0, 1) for k in (0, 1)]
+    assert (
+        uniforms((1, "train", 0, (0, 1), 0, 2), 5).tolist() == uniforms((1, "train", 0, (0, 1), 0, 2), 9)[:5].tolist()
+    )
+    keys = [
+        (s, stream, o, p, a, k)
+        for s in (1, 2)
+        for stream in ("train", "eval")
+        for o in (0, 1)
+        for p in ((), (0,), (0, 0))
+        for a in (0, 1)
+        for k in (0, 1)
+    ]
     assert len({uniforms(key, 1)[0] for key in keys}) == len(keys)
     assert 0 <= derive_seed(1, 2) < 2**63 and derive_seed(1, 2) != derive_seed(2, 1)
