@@ -44,7 +44,9 @@ def test_norm_is_the_one_before_clipping_and_clipping_scales_all(dtype):
     seen = []
     engine.optimizer.register_step_pre_hook(lambda *_: seen.extend(m.grad.clone() for m in engine.masters))
     engine.step(engine.grad_norm())
-    assert seen[0].tolist() == pytest.approx([1.2, 0.0], rel=1e-5) and seen[1].tolist() == pytest.approx([1.6], rel=1e-5)
+    assert seen[0].tolist() == pytest.approx([1.2, 0.0], rel=1e-5) and seen[1].tolist() == pytest.approx(
+        [1.6], rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("limit", [None, 5.1])

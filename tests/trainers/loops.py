@@ -20,6 +20,8 @@ from mlrl.trainers.samples import Sample
 ITEMS = [{"prompt": "the sea"}, {"prompt": "one short story about a river"}]
 ENDS = frozenset(range(0, 384, 5))  # so many tokens end a response that lengths are ragged
 
+RATE = {"lora": 1e-3, "full": 5e-6}
+
 
 def reward(*completions: list[str]) -> list[float]:
     """A number in [0, 1) that depends on every character of every agent."""
@@ -56,7 +58,7 @@ def make_trainer(
     trainer: type[ReinforceTrainer] = MAGRPOTrainer,
     reward_func: Callable = reward,
     num_agents: int = 2,
-    spread: float = 0.1,
+    spread: float = 0.05,
     train_dataset=ITEMS,
     **settings,
 ) -> ReinforceTrainer:
@@ -77,7 +79,8 @@ def make_trainer(
         if spread and not (agent.index and made.args.share_parameters):
             perturb(agent, seed=agent.index, spread=spread if made.args.tuning == "lora" else 0.01)
     made.engines = [
-        RecordingEngine(group[0].parameters, made._optimizer_settings(1e-3)) for group in made.team.trainable
+        RecordingEngine(group[0].parameters, made._optimizer_settings(RATE[made.args.tuning]))
+        for group in made.team.trainable
     ]
     return made
 
@@ -125,22 +128,22 @@ def grow(trainer: ReinforceTrainer, items=ITEMS) -> list[RolloutTree]:
 
 @contextmanager
 def plain_model(policy: Policy) -> Iterator[torch.nn.Module]:
-    """The transformers model with its own attention, one sequence a forward."""
+    """The transformers model with its own attention, in float64 so that a reference has no rounding of its own."""
     with policy.use():
         policy.base.language_model.release()
+        policy.base.model.double()
         try:
             yield policy.base.model
         finally:
+            policy.base.model.float()  # exactly what it was
             policy.base.language_model.claim()
 
 
-def token_scores(policy: Policy, sample: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def token_scores(model: torch.nn.Module, sample: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """log π and entropy of every token of a response, from a forward over its prompt and itself alone."""
     prompt, response = sample.node.prompts[sample.agent].token_ids, sample.response.token_ids
-    with plain_model(policy) as model:
-        logits = model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0].float()
-    rows = []
-    entropies = []
+    logits = model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0]
+    rows, entropies = [], []
     for place, token in enumerate(response):
         log_probabilities = torch.log_softmax(logits[len(prompt) - 1 + place] / temperature, -1)
         rows.append(log_probabilities[token])
@@ -148,20 +151,29 @@ def token_scores(policy: Policy, sample: Sample, temperature: float) -> tuple[to
     return torch.stack(rows), torch.stack(entropies)
 
 
+def scores(policy: Policy, samples: list[Sample], temperature: float) -> list[torch.Tensor]:
+    with torch.no_grad(), plain_model(policy) as model:
+        return [token_scores(model, sample, temperature)[0] for sample in samples]
+
+
 def sequence_gradients(agent: Agent, samples: list[Sample], temperature: float) -> tuple[list[float], torch.Tensor]:
     """log π of each response, and its gradient, one row a response."""
     values, rows = [], []
-    for sample in samples:
-        total = token_scores(agent.policy, sample, temperature)[0].sum()
-        values.append(float(total.detach()))
-        rows.append(flat(torch.autograd.grad(total, agent.parameters, allow_unused=True), agent.parameters))
+    with plain_model(agent.policy) as model:
+        for sample in samples:
+            total = token_scores(model, sample, temperature)[0].sum()
+            values.append(float(total.detach()))
+            rows.append(flat(torch.autograd.grad(total, agent.parameters, allow_unused=True), agent.parameters))
     return values, torch.stack(rows)
 
 
-@torch.no_grad()
-def sequence_kl(agent: Agent, sample: Sample, temperature: float) -> float:
-    now, reference = (token_scores(p, sample, temperature)[0] for p in (agent.policy, agent.reference))
-    return sum(float(a) - float(b) for a, b in zip(now, reference, strict=True))
+def sequence_kl(agent: Agent, samples: list[Sample], temperature: float) -> dict[tuple[int, int], float]:
+    """(id(node), k) → Σ over tokens of log π − log π_ref."""
+    now, reference = (scores(policy, samples, temperature) for policy in (agent.policy, agent.reference))
+    return {
+        (id(s.node), s.generation): sum(float(x) - float(y) for x, y in zip(a, b, strict=True))
+        for s, a, b in zip(samples, now, reference, strict=True)
+    }
 
 
 # One number at a time ------------------------------------------------------------------------------------------------
@@ -266,8 +278,19 @@ def loop_surrogate(logprobs: torch.Tensor, old: torch.Tensor, advantage: float, 
     return sum(bounded(torch.exp(new - before)) for new, before in zip(logprobs, old, strict=True))
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, relative: float = 1e-5) -> None:
-    """Vectors that differ by at most `relative` of their size."""
-    size = float(expected.norm())
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, relative: float = 1e-5, size: float | None = None
+) -> None:
+    """Vectors that differ by at most `relative` of their size, or of the size of what cancelled in summing them."""
+    size = float(expected.norm()) if size is None else size
     assert size > 0 and math.isfinite(size)
     assert float((actual - expected).norm()) <= relative * size, float((actual - expected).norm()) / size
+
+
+def assert_weighted_sum(actual: torch.Tensor, shares, rows: torch.Tensor, relative: float = 1e-5) -> torch.Tensor:
+    """The vector is Σ share · row up to `relative` of Σ |share| · ‖row‖; returns the sum."""
+    shares = torch.tensor(shares, dtype=rows.dtype)
+    expected = shares @ rows
+    assert_close(actual, expected, relative, float(shares.abs() @ rows.norm(dim=1)))
+    assert float((actual - expected).norm()) <= 1e-3 * float(expected.norm())
+    return expected
