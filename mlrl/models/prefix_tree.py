@@ -48,9 +48,14 @@ class PackedTree:
 
 @dataclass
 class PrefixTree:
-    """Distinct segments of a set of sequences; equal prompts under one parent are held once."""
+    """Distinct segments of a set of sequences; equal prompts under one parent are held once.
+
+    Attributes:
+        num_tokens: tokens that a forward over this tree runs.
+    """
 
     segments: list[Segment] = field(default_factory=list)
+    num_tokens: int = field(default=0, init=False)
     _index: dict[Hashable, int] = field(default_factory=dict)
 
     def add(
@@ -64,14 +69,19 @@ class PrefixTree:
         identity = (parent, tuple(token_ids) if key is None else key)
         if identity in self._index:
             number = self._index[identity]
+            before = _run_length(self.segments[number])
             self.segments[number].scored |= scored
+            self.num_tokens += _run_length(self.segments[number]) - before
             return number
         if parent is None and not token_ids:
             raise ValueError("a sequence needs at least one token before its first response")
         depth = 0 if parent is None else self.segments[parent].depth + 1
         self.segments.append(Segment(list(token_ids), parent, depth, scored))
+        self.num_tokens += _run_length(self.segments[-1])
         if parent is not None:
+            before = _run_length(self.segments[parent])
             self.segments[parent].has_children = True
+            self.num_tokens += _run_length(self.segments[parent]) - before
         self._index[identity] = len(self.segments) - 1
         return self._index[identity]
 
@@ -90,11 +100,6 @@ class PrefixTree:
             cost += 0 if known is not None else len(token_ids)
             parent = known
         return cost
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that a forward over this tree runs."""
-        return sum(_run_length(segment) for segment in self.segments)
 
     def pack(self, device: torch.device | str = "cpu") -> PackedTree:
         """Lays the tree out for one forward; scored segments keep the order of their numbers."""
