@@ -180,6 +180,7 @@ class Team:
         """Agents by the weights they train: one group an agent, or all in one where parameters are shared."""
         return [self.agents] if self.shared_parameters else [[agent] for agent in self.agents]
 
+    @quiet_models()
     def add_references(self, reference_model: str | None = None) -> None:
         """Gives every agent its frozen reference. Call before the first update.
 

@@ -24,6 +24,8 @@ def quiet_models() -> Iterator[None]:
         with warnings.catch_warnings():
             # peft asks a model for this when it adds an adapter
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            # and corrects by itself how GPT-2 lays out its weights
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
             yield
     finally:
         if bars:
