@@ -12,7 +12,16 @@ from mlrl.trainers.estimate import estimate_advantages, score
 from mlrl.trainers.policy_update import PolicyUpdate
 from mlrl.trainers.samples import make_samples
 from tests.trainers import word_game
-from tests.trainers.loops import ITEMS, RecordingEngine, grow, loop_advantages, make_trainer, scores, sequence_kl
+from tests.trainers.loops import (
+    ITEMS,
+    RecordingEngine,
+    grow,
+    loop_advantages,
+    make_trainer,
+    perturb,
+    scores,
+    sequence_kl,
+)
 
 # The Monte-Carlo gradient -------------------------------------------------------------------------------------------
 
@@ -192,19 +201,19 @@ def test_a_penalty_alone_pulls_the_policy_back(tiny_llama):
     """Without task signal, the KL to the reference falls from update to update."""
     trainer = make_trainer(
         tiny_llama, config=MARLOOConfig, reference_kl_coef=1.0, reward_func=lambda a, b: [0.5] * len(a), spread=0.0,
-        num_generations=8, agent_learning_rate=3e-3,
+        num_generations=24, max_new_tokens=3, ends=frozenset(), max_grad_norm=1.0,
     )  # fmt: skip
     for agent in trainer.team.agents:
-        with torch.no_grad():
-            for parameter in agent.parameters:
-                parameter += 0.06 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
+        perturb(agent, seed=agent.index, spread=0.06)
+    for engine in trainer.engines:
+        engine.settings = trainer._optimizer_settings(1e-2)
     divergences = []
-    for step in range(12):
+    for step in range(30):
         trees = trainer.collector.collect([(10 * step + n, item) for n, item in enumerate(ITEMS)], trainer.growth())
         samples = trainer.estimate(trees)
         divergences.append(sum(s.kl for own in samples for s in own) / sum(len(own) for own in samples))
         trainer.update(samples)
-    assert sum(divergences[-4:]) < 0.6 * sum(divergences[:4])
+    assert sum(divergences[-3:]) < 0.6 * sum(divergences[:3]), divergences
 
 
 def test_scores_do_not_depend_on_micro_batches(tiny_llama):

@@ -302,7 +302,7 @@ def test_every_response_is_trained_once_whatever_the_budget(tiny_llama, monkeypa
 
 
 def test_the_last_token_and_a_token_alone_have_a_gradient(tiny_llama):
-    """The end token is an action: alone, and as the last of many; pad = eos and end tokens in the prompt change nothing."""
+    """The end token is an action, alone and as the last of many, though it pads and stands in the prompt too."""
     end = 2  # <|im_end|>, also the pad token, also in every chat prompt
     trainer = make_trainer(tiny_llama, num_generations=2)
     trees = grow(trainer)
@@ -386,7 +386,7 @@ def test_minibatches_cover_each_pass_and_are_scaled(tiny_llama):
         assert {id(s.node) for s in plan[0]} == {id(s.node) for s in plan[1]}
         assert all(len(own) == 3 * len({id(s.node) for s in own}) for own in plan)
     chosen = [[id(s.node) for s in plan[0]] for plan in plans]
-    assert set(sum(chosen[:3], [])) == set(sum(chosen[3:], [])) == {id(node) for node in nodes}
+    assert set().union(*chosen[:3]) == set().union(*chosen[3:]) == {id(node) for node in nodes}
     assert chosen[:3] != chosen[3:]  # each pass has an order of its own
     again = [
         [id(s.node) for s in p[0]] for p in PolicyUpdate(trainer.team, made, trainer.args, 4)._minibatches(samples)

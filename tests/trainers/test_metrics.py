@@ -1,0 +1,73 @@
+"""Metrics of trees and advantages, as sums and counts, by hand."""
+
+import pytest
+
+from mlrl.config import MAGRPOConfig
+from mlrl.rollout.collect import CollectionCost
+from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
+from mlrl.trainers.metrics import advantage_metrics, mean_reward, rollout_metrics
+from mlrl.trainers.samples import Sample
+
+
+def response(length: int, truncated: bool = False) -> Response:
+    return Response([5] * length, [-1.0] * length, "", truncated)
+
+
+def node(rewards, lengths, path=(), parent=None, raw=None) -> Node:
+    made = Node(path, [TokenizedPrompt("", [3])], parent)
+    made.responses = [[response(n, truncated=n == 9) for n in lengths]]
+    made.joints, made.rewards, made.raw_rewards = [(0,), (1,)], rewards, raw or rewards
+    if parent is not None:
+        parent.children[path[-1]] = made
+    return made
+
+
+def trees(raw=None) -> list[RolloutTree]:
+    first, second = node([1.0, 3.0], (2, 4), raw=raw), node([5.0, 5.0], (9, 1))
+    node([2.0, 6.0], (3, 9), (1,), first)
+    return [RolloutTree({}, 0, first), RolloutTree({}, 1, second)]
+
+
+def test_rollouts_by_hand():
+    """Returns of the first turn at γ = 0.5: 1, 3 + 0.5·4 = 5, 5, 5."""
+    cost = CollectionCost(rollout_s=2.0, reward_s=0.5, generated_tokens=28, truncated_prompts=1)
+    pairs = rollout_metrics(trees(), cost, discount=0.5, num_turns=2)
+    assert pairs["turn_1/reward_mean"] == (14, 4) and pairs["turn_2/reward_mean"] == (8, 2)
+    assert pairs["turn_1/reward_std"] == (pytest.approx((11 / 4) ** 0.5), 1)  # 1 3 5 5: squares 6.25 0.25 2.25 2.25
+    assert pairs["turn_1/within_node_std"] == (1, 2) and pairs["turn_2/within_node_std"] == (2, 1)
+    assert pairs["turn_1/expected_return"] == (16, 4) and pairs["turn_2/expected_return"] == (8, 2)
+    assert pairs["turn_1/reached_fraction"] == (2, 2) and pairs["turn_2/reached_fraction"] == (1, 4)
+    assert pairs["turn_1/agent_0/completion_tokens_mean"] == (16, 4)
+    assert pairs["turn_1/agent_0/truncated_fraction"] == (1, 4)
+    assert pairs["turn_2/agent_0/truncated_fraction"] == (1, 2)
+    assert pairs["throughput/generated_tokens_per_s"] == (28, 2.0)
+    assert (pairs["time/rollout_s"], pairs["time/reward_s"]) == ((2.0, 1), (0.5, 1))
+    assert pairs["truncated_prompt_fraction"] == (1, 3)
+    assert not any("raw_reward" in name for name in pairs)
+    assert mean_reward(trees()) == 3.5
+
+
+def test_raw_rewards_are_told_where_they_differ():
+    pairs = rollout_metrics(trees(raw=[10.0, 30.0]), CollectionCost(), 1.0, 2)
+    assert pairs["turn_1/raw_reward_mean"] == (50, 4) and pairs["turn_1/reward_mean"] == (14, 4)
+
+
+def test_a_turn_that_nobody_reached_is_told_as_such():
+    cut = trees()
+    cut[0].root.children.clear()
+    pairs = rollout_metrics(cut, CollectionCost(), 1.0, 2)
+    assert pairs["turn_2/reached_fraction"] == (0, 4) and "turn_2/reward_mean" not in pairs
+
+
+def test_advantages_by_hand():
+    nodes = [n for tree in trees() for n in tree.nodes()]  # root, its child, the other root
+    values = iter([-1.0, 1.0, -2.0, 3.0, 0.0, 0.0])
+    own = [Sample(n, 0, k, 1.0, advantage=next(values), kl=0.5 * (k + 1)) for n in nodes for k in (0, 1)]
+    pairs = advantage_metrics([own], [[False, False, True]], MAGRPOConfig(reference_kl_coef=0.1))
+    assert pairs["turn_1/agent_0/advantage_abs_mean"] == (2.0, 4) and pairs["turn_2/agent_0/advantage_abs_mean"] == (
+        5,
+        2,
+    )
+    assert pairs["turn_1/zero_std_fraction"] == (1, 2) and pairs["turn_2/zero_std_fraction"] == (0, 1)
+    assert pairs["turn_1/agent_0/reference_kl_mean"] == (3.0, 4)
+    assert pairs["turn_1/agent_0/reference_kl_penalty_mean"] == (pytest.approx(0.3), 4)
