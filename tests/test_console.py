@@ -67,7 +67,7 @@ def test_plain_lines_keep_the_interval_and_average_what_they_skip():
 
 
 def test_unknown_totals_and_absent_numbers():
-    console, file, clock = make()
+    console, file, _clock = make()
     console.start(None, None)
     console.step(step=1, items=4, env_step=8, reward=float("nan"), tokens_per_s=None)
     console.step(step=2, items=8, env_step=16, reward=None, tokens_per_s=3.0)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import warnings
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -328,7 +329,7 @@ class Faulty(GeneralTracker):
     name = "faulty"
     requires_logging_directory = False
     fails: tuple[str, ...] = ()
-    logged: list[int] = []
+    logged: ClassVar[list[int]] = []
 
     def __init__(self, run_name, **arguments):
         super().__init__()

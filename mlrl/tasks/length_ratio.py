@@ -23,9 +23,10 @@ RECOMMENDED = {
     "micro_batch_tokens": 512,
     "rollout_batch_size": 2,
     "max_new_tokens": 48,
-    "agent_learning_rate": 1e-3,
+    "agent_learning_rate": 2e-3,
     "num_train_epochs": 1,
-    "max_steps": 16,
+    "max_steps": 14,
+    "eval_interval": 40,
     "eval_num_samples": 8,
     "eval_num_generations": 4,
 }

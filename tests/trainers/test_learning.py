@@ -1,6 +1,7 @@
 """Every trainer of the family makes the reward rise, through its public interface alone."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_the_reward_rises(tiny_llama, tmp_path, algorithm, settings):
     for engine in trainer.engines:
         engine.settings = trainer._optimizer_settings(trainer.args.agent_learning_rate)
     trainer.train()
-    lines = [json.loads(line) for line in open(trainer.run_folder.metrics)]
+    lines = [json.loads(line) for line in Path(trainer.run_folder.metrics).read_text().splitlines()]
     rewards = [line["turn_1/reward_mean"] for line in lines if "turn_1/reward_mean" in line]
     assert len(rewards) == (trainer.args.max_steps or 25)
     first, last = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
