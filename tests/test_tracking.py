@@ -4,6 +4,7 @@ import json
 import math
 import os
 import struct
+import time
 import subprocess
 import sys
 import textwrap
@@ -240,7 +241,10 @@ def test_wandb_offline_run_holds_every_metric_over_env_step(folder, tmp_path, mo
     settings = {"project": "teams", "entity": "lab", "tags": ["x", "y"], "id": "abc123", "config_sections": sections}
     log_rows(Tracking(folder, ["wandb"], settings, CONFIG))
     (path,) = folder.path.glob("wandb/offline-run-*/run-abc123.wandb")  # inside the run folder by default
-    records = read_wandb(path)
+    deadline = time.monotonic() + 60  # W&B's own process may write on after finish has returned
+    while (records := read_wandb(path))[-1:] == [] or records[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < deadline, "the offline run was never finished"
+        time.sleep(0.2)
 
     (run,) = (record.run for record in records if record.WhichOneof("record_type") == "run")
     assert (run.project, run.entity, run.display_name, run.run_id) == ("teams", "lab", "first", "abc123")
