@@ -4,10 +4,10 @@ import json
 import math
 import os
 import struct
-import time
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
 from pathlib import Path
 from typing import ClassVar
