@@ -13,15 +13,21 @@ from mlrl.trainers.samples import Sample
 Pairs = dict[str, tuple[float, float]]
 
 
-def rollout_metrics(trees: Sequence[RolloutTree], cost: CollectionCost, discount: float, num_turns: int) -> Pairs:
-    """Rewards, returns and lengths by turn, and what sampling cost."""
+def rollout_metrics(
+    trees: Sequence[RolloutTree], cost: CollectionCost, discount: float, num_turns: int, raw_rewards: bool = False
+) -> Pairs:
+    """Rewards, returns and lengths by turn, and what sampling cost.
+
+    `raw_rewards` adds the rewards before the processor: in every step or in none, so that their mean over an interval
+    leaves no step out.
+    """
     pairs: Pairs = {}
     for turn in range(num_turns):
         nodes = [node for tree in trees for node in tree.nodes() if node.turn == turn]
         full = len(trees) * len(trees[0].root.joints) ** turn
         pairs[f"turn_{turn + 1}/reached_fraction"] = (len(nodes), full)
         if nodes:
-            pairs.update(_reward_pairs(f"turn_{turn + 1}", nodes, discount))
+            pairs.update(_reward_pairs(f"turn_{turn + 1}", nodes, discount, raw_rewards))
             for agent in range(len(nodes[0].responses)):
                 responses = [r for node in nodes for r in node.responses[agent]]
                 name = f"turn_{turn + 1}/agent_{agent}"
@@ -35,7 +41,7 @@ def rollout_metrics(trees: Sequence[RolloutTree], cost: CollectionCost, discount
     return pairs
 
 
-def _reward_pairs(name: str, nodes: Sequence[Node], discount: float) -> Pairs:
+def _reward_pairs(name: str, nodes: Sequence[Node], discount: float, raw_rewards: bool) -> Pairs:
     rewards = [flat(node.rewards) for node in nodes]
     every = [r for own in rewards for r in own]
     returns = [r for node in nodes for r in node.returns(discount)]
@@ -45,8 +51,8 @@ def _reward_pairs(name: str, nodes: Sequence[Node], discount: float) -> Pairs:
         f"{name}/within_node_std": (sum(statistics.pstdev(own) for own in rewards), len(rewards)),
         f"{name}/expected_return": (sum(returns), len(returns)),
     }
-    raw = [r for node in nodes for r in flat(node.raw_rewards)]
-    if raw != every:
+    if raw_rewards:
+        raw = [r for node in nodes for r in flat(node.raw_rewards)]
         pairs[f"{name}/raw_reward_mean"] = (sum(raw), len(raw))
     return pairs
 

@@ -48,7 +48,8 @@ class ReinforceTrainer(Trainer):
         cost = self.collector.cost
         self.env_step += cost.joint_evaluations
         self.generated_tokens += cost.generated_tokens
-        self.averager.update(rollout_metrics(trees, cost, self.args.discount, self.args.num_turns))
+        has_raw = self.task.reward_processor is not None
+        self.averager.update(rollout_metrics(trees, cost, self.args.discount, self.args.num_turns, has_raw))
         self.last_reward = mean_reward(trees)
         return trees
 

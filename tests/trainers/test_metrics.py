@@ -47,9 +47,12 @@ def test_rollouts_by_hand():
     assert mean_reward(trees()) == 3.5
 
 
-def test_raw_rewards_are_told_where_they_differ():
-    pairs = rollout_metrics(trees(raw=[10.0, 30.0]), CollectionCost(), 1.0, 2)
+def test_raw_rewards_are_told_of_every_step_or_of_none():
+    """A step whose rewards the processor left as they were counts too, or a mean over steps would leave it out."""
+    pairs = rollout_metrics(trees(raw=[10.0, 30.0]), CollectionCost(), 1.0, 2, raw_rewards=True)
     assert pairs["turn_1/raw_reward_mean"] == (50, 4) and pairs["turn_1/reward_mean"] == (14, 4)
+    pairs = rollout_metrics(trees(), CollectionCost(), 1.0, 2, raw_rewards=True)
+    assert pairs["turn_1/raw_reward_mean"] == (14, 4)
 
 
 def test_a_turn_that_nobody_reached_is_told_as_such():
