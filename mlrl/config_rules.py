@@ -260,7 +260,8 @@ def team_models(
         check_field("num_agents", num_agents, int)
         return [agent_model] * num_agents
     if not isinstance(agents, list | tuple) or not agents:
-        raise ConfigError(f"agents={agents!r}: is not a list of models. Give one model an agent.")
+        given = agents if isinstance(agents, str | list | tuple) else type(agents).__name__  # a model prints as pages
+        raise ConfigError(f"agents={given!r}: is not a list of models. Give one model an agent.")
     if num_agents is not None and num_agents != len(agents):
         raise ConfigError(f"num_agents={num_agents!r}: agents has {len(agents)}. Leave it out, or let it agree.")
     return list(agents)

@@ -148,6 +148,11 @@ class Environment:
         self._formatters = Formatters(task.formatters, num_agents)
         self._reward = Reward(task.reward_func, task.reward_processor, num_agents, per_agent_rewards)
         self._transition = task.external_transition and Transition(task.external_transition, num_agents)
+        if task.eval_aggregator is not None and task.eval_logger is None:
+            raise ConfigError(
+                "eval_logger=None: eval_aggregator is given and has no rows to aggregate. "
+                "Give an eval_logger too, or leave eval_aggregator out."
+            )
         self._hooks = EvalHooks(task.eval_logger, task.eval_aggregator, task.metrics_callback)
         if num_turns > 1 and self._transition is None:
             raise ConfigError(

@@ -360,3 +360,11 @@ def test_the_template_is_a_short_file_that_loads(tmp_path, monkeypatch):
 def test_loading_a_task_imports_neither_torch_nor_datasets():
     code = "import sys, mlrl.task as t; t.load_task('length_ratio'); print({'torch', 'datasets'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_an_aggregator_without_a_logger_is_refused():
+    task = Task(
+        reward_func=lambda a: [0.0], train_dataset=[{"prompt": "p"}], eval_aggregator=lambda rows, num_turns: {}
+    )
+    with pytest.raises(ConfigError, match="eval_logger=None: eval_aggregator is given.*Give an eval_logger"):
+        Environment(task, 1)

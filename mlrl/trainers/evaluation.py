@@ -48,13 +48,14 @@ def evaluate(
     trees = [
         tree for start in range(0, len(items), size) for tree in collector.collect(items[start : start + size], growth)
     ]
-    metrics = reward_metrics(trees, growth)
+    has_raw = collector.environment.task.reward_processor is not None
+    metrics = reward_metrics(trees, growth, has_raw)
     metrics.update({f"eval/{k}": v for k, v in _task_metrics(collector, trees).items()})
     return metrics, trees
 
 
-def reward_metrics(trees: Sequence[RolloutTree], growth: Growth) -> dict[str, float]:
-    """Reward and return of every turn over the episodes of an evaluation."""
+def reward_metrics(trees: Sequence[RolloutTree], growth: Growth, has_raw: bool) -> dict[str, float]:
+    """Reward and return of every turn over the episodes of an evaluation; raw rewards where a processor is set."""
     episodes_an_item, metrics = growth.generations[0], {}
     for turn in range(len(growth.generations)):
         nodes = [[n for n in tree.nodes() if n.turn == turn] for tree in trees]
@@ -66,9 +67,10 @@ def reward_metrics(trees: Sequence[RolloutTree], growth: Growth) -> dict[str, fl
             metrics[f"{name}/reward_mean"] = _mean([r for own in reached for r in own])
             metrics[f"{name}/reward_stderr"] = _standard_error([_mean(own) for own in reached])
             metrics[f"{name}/expected_return"] = _mean([r for own in returns for r in flat(own)])
-            raw = [r for own in nodes for n in own for r in flat(n.raw_rewards)]
-            if raw != [r for own in reached for r in own]:
-                metrics[f"{name}/raw_reward_mean"] = _mean(raw)
+            if has_raw:
+                metrics[f"{name}/raw_reward_mean"] = _mean(
+                    [r for own in nodes for n in own for r in flat(n.raw_rewards)]
+                )
         if turn > 0:
             metrics[f"{name}/reached_fraction"] = sum(map(len, rewards)) / (len(trees) * episodes_an_item)
     if episodes_an_item > 1:

@@ -10,6 +10,7 @@ The four trainers differ in the baseline alone (`advantage_mode`), which their c
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar
 
 from mlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
@@ -18,7 +19,7 @@ from mlrl.rollout.tree import RolloutTree
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
 from mlrl.trainers.estimate import estimate_advantages, reference_kl
-from mlrl.trainers.metrics import advantage_metrics, mean_reward, rollout_metrics
+from mlrl.trainers.metrics import advantage_metrics, flat, mean_reward, rollout_metrics
 from mlrl.trainers.policy_update import PolicyUpdate
 from mlrl.trainers.records import write_nodes
 from mlrl.trainers.samples import Sample, make_samples
@@ -26,6 +27,8 @@ from mlrl.trainers.samples import Sample, make_samples
 
 class ReinforceTrainer(Trainer):
     """Trains a team by policy gradients on rollout trees; see `Trainer` for the arguments."""
+
+    _warned_of_forfeits = False
 
     def _load_extras(self) -> None:
         if self.args.reference_kl_coef > 0:
@@ -51,7 +54,21 @@ class ReinforceTrainer(Trainer):
         has_raw = self.task.reward_processor is not None
         self.averager.update(rollout_metrics(trees, cost, self.args.discount, self.args.num_turns, has_raw))
         self.last_reward = mean_reward(trees)
+        self._warn_of_forfeits(trees)
         return trees
+
+    def _warn_of_forfeits(self, trees: list[RolloutTree]) -> None:
+        """Says once that an episode which ends early on a positive reward may have cost the agents later ones."""
+        threshold = self.args.early_termination_threshold
+        if self._warned_of_forfeits or threshold is None or self.args.num_turns == 1:
+            return
+        if any(reward > 0 for tree in trees for node in tree.nodes() for reward in flat(node.rewards)):
+            self._warned_of_forfeits = True
+            warnings.warn(
+                f"early_termination_threshold={threshold!r}: rewards above 0 occur, so ending an episode early "
+                "forfeits the rewards of later turns. Shift the rewards to 0 or below with a reward_processor, or set None.",
+                stacklevel=2,
+            )
 
     def estimate(self, trees: list[RolloutTree]) -> list[list[Sample]]:
         """Every agent's samples, with weights, advantages and, where asked for, their KL to the reference."""

@@ -1,10 +1,13 @@
 """Metrics of trees and advantages, as sums and counts, by hand."""
 
+import warnings
+
 import pytest
 
 from mlrl.config import MAGRPOConfig
 from mlrl.rollout.collect import CollectionCost
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
+from mlrl.trainers import MAGRPOTrainer
 from mlrl.trainers.metrics import advantage_metrics, mean_reward, rollout_metrics
 from mlrl.trainers.samples import Sample
 
@@ -74,3 +77,27 @@ def test_advantages_by_hand():
     assert pairs["turn_1/zero_std_fraction"] == (1, 2) and pairs["turn_2/zero_std_fraction"] == (0, 1)
     assert pairs["turn_1/agent_0/reference_kl_mean"] == (3.0, 4)
     assert pairs["turn_1/agent_0/reference_kl_penalty_mean"] == (pytest.approx(0.3), 4)
+
+
+@pytest.mark.parametrize(("reward", "times"), [(1.0, 1), (-1.0, 0)])
+def test_ending_early_on_a_positive_reward_warns_once(tiny_llama, tmp_path, reward, times):
+    trainer = MAGRPOTrainer(
+        agent_model=tiny_llama,
+        num_agents=2,
+        reward_func=lambda a, b: [reward] * len(a),
+        external_transition=lambda agent_completions: list(agent_completions),
+        train_dataset=[{"prompt": "a"}] * 4,
+        args=MAGRPOConfig(
+            num_turns=2,
+            num_generations=2,
+            max_new_tokens=2,
+            rollout_batch_size=2,
+            eval_interval=0,
+            early_termination_threshold=-2.0,
+            output_dir=str(tmp_path),
+        ),
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert sum("forfeits" in str(w.message) for w in seen) == times
