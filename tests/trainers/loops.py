@@ -20,7 +20,7 @@ from mlrl.trainers.samples import Sample
 ITEMS = [{"prompt": "the sea"}, {"prompt": "one short story about a river"}]
 ENDS = frozenset(range(0, 384, 5))  # so many tokens end a response that lengths are ragged
 
-RATE = {"lora": 1e-3, "full": 5e-6}
+RATE = {"lora": 3e-4, "full": 5e-6}
 
 
 def reward(*completions: list[str]) -> list[float]:
