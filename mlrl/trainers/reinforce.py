@@ -66,7 +66,8 @@ class ReinforceTrainer(Trainer):
             self._warned_of_forfeits = True
             warnings.warn(
                 f"early_termination_threshold={threshold!r}: rewards above 0 occur, so ending an episode early "
-                "forfeits the rewards of later turns. Shift the rewards to 0 or below with a reward_processor, or set None.",
+                "forfeits the rewards of later turns. "
+                "Shift the rewards to 0 or below with a reward_processor, or set None.",
                 stacklevel=2,
             )
 
