@@ -141,8 +141,8 @@ def check_updates(config: Any, num_agents: int | None = None) -> list[str]:
             f"clip_range={config.clip_range!r}: with importance_level='sequence' the ratio is a mean over tokens and "
             "stays near 1, so this never clips; about 3e-4 is usual"
         )
-    if config.target_kl is not None and not several_passes:
-        doubts.append(f"target_kl={config.target_kl!r} has no effect while num_updates_per_rollout is 1")
+    if config.target_kl is not None and not (several_passes or minibatches):
+        doubts.append(f"target_kl={config.target_kl!r} has no effect while a step makes one update")
     responses = nodes * config.num_generations * _team_size(config, num_agents)
     if responses > MANY_RESPONSES:
         doubts.append(

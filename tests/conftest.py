@@ -1,4 +1,4 @@
-"""Shared fixtures. Model fixtures are folders made once a session: load them afresh, never write into them."""
+"""Shared fixtures. Model fixtures are folders made once a test run: load them afresh, never write into them."""
 
 import os
 

@@ -1,7 +1,7 @@
 """Matrix products of few rows, as decoding makes them.
 
-On CPU the BLAS behind PyTorch takes 1.5 to 3 times as long for x·Wᵀ with few rows of x as for the transposed product
-W·xᵀ: there the large matrix is the left one, and its rows are spread over the vector units.
+On CPU the BLAS behind PyTorch is slower at x·Wᵀ with few rows of x than at the transposed product W·xᵀ, by up to two
+times, and most of all for the large matrix of a language-model head.
 """
 
 from __future__ import annotations
