@@ -6,7 +6,7 @@ With more than two agents it is the mean over the answers after the first. In a 
 its answer was and in which direction to go.
 
     accelerate launch train/magrpo.py --task length_ratio
-    accelerate launch train/magrpo.py --task length_ratio --num_turns 2 --task_args low=3 high=4
+    accelerate launch train/magrpo.py --task length_ratio --num_turns 2 --joint_mode aligned --task_args low=3 high=4
 """
 
 import math
@@ -18,14 +18,16 @@ from mlrl import ConfigError, Task
 BRIEF = "Give a short answer."
 DETAILED = "Give a detailed answer."
 
+# cross: a reward costs nothing here, and an answer judged beside all 8 of the other agent has a far steadier advantage
 RECOMMENDED = {
     "num_generations": 8,
+    "joint_mode": "cross",
     "micro_batch_tokens": 512,
     "rollout_batch_size": 2,
     "max_new_tokens": 48,
     "agent_learning_rate": 2e-3,
     "num_train_epochs": 1,
-    "max_steps": 14,
+    "max_steps": 12,
     "eval_interval": 40,
     "eval_num_samples": 8,
     "eval_num_generations": 4,
