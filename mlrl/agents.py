@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,6 +23,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from mlrl.config import AgentArguments
 from mlrl.errors import ConfigError
 from mlrl.models.base import Base, Policy
+from mlrl.parallel.group import Group
+from mlrl.parallel.mesh import Mesh
+from mlrl.parallel.zero import count, fetch_with, shard_frozen
 from mlrl.quiet import quiet_models
 from mlrl.rollout.streams import derive_seed
 from mlrl.sources import Source, check_vocabulary, first_line, load_config, resolve_source
@@ -29,15 +33,26 @@ from mlrl.sources import Source, check_vocabulary, first_line, load_config, reso
 
 @dataclass
 class Agent:
-    """One member of the team."""
+    """One member of the team.
+
+    Attributes:
+        policy: its network and adapter; None on ranks that do not hold it.
+        parameters: what training changes; empty on those ranks.
+        reference: the frozen initial policy where a reference KL is asked for, on the ranks that hold that.
+    """
 
     index: int
-    policy: Policy
     tokenizer: PreTrainedTokenizerBase
     source: Source
-    stop_ids: frozenset[int]
-    parameters: list[nn.Parameter]  # what training changes
-    reference: Policy | None = None  # the frozen initial policy, where a reference KL is asked for
+    policy: Policy | None = None
+    stop_ids: frozenset[int] = frozenset()
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    reference: Policy | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process holds it."""
+        return self.policy is not None
 
     @property
     def base(self) -> Base:
@@ -69,13 +84,14 @@ class Agent:
 
 @dataclass(frozen=True)
 class _Loading:
-    """How networks are loaded."""
+    """How networks are loaded; `zero` is set where they are to be sharded over the ranks of a group (stage 3)."""
 
     arguments: AgentArguments
     dtype: torch.dtype
     device: torch.device
     attn_implementation: str | None
     model_kwargs: dict
+    zero: dict | None = None
 
     def base(self, source: Source) -> Base:
         """Loads a network. Raises ConfigError where that fails."""
@@ -98,17 +114,38 @@ class _Loading:
                 f"dtype={self.arguments.dtype!r}: {source.name} was loaded as {model.dtype}. "
                 "Make them agree, or drop dtype"
             )
-        return Base(model.to(self.device), source.name, self.attn_implementation)
+        # sharded models go to the device a shard a rank
+        return Base(model if self.zero else model.to(self.device), source.name, self.attn_implementation)
+
+    def frozen(self, base: Base, group: Group) -> Base:
+        """A network that is not trained, sharded over a group where that is asked for. Adapters come afterwards."""
+        base.model.requires_grad_(False)
+        if self.zero is not None and base.shard is None:
+            if base.peft_model is not None:
+                raise ConfigError(
+                    f"agents: {base.name} was loaded with an adapter on it, which ZeRO-3 would shard too. "
+                    "Give the adapter's folder"
+                )
+            for buffer in base.model.buffers():
+                buffer.data = buffer.data.to(self.device)
+            base.shard = shard_frozen(base.scorer, self.zero, group)
+            fetch_with(base.scorer, base.scorer.head_weight)
+        return base
 
 
 @dataclass
 class Team:
-    """All agents, and the bases they run on."""
+    """All agents, and the bases that this process holds for them.
+
+    Attributes:
+        mesh: which ranks hold which agent.
+    """
 
     agents: list[Agent]
     bases: list[Base]
     shared_parameters: bool
     loading: _Loading
+    mesh: Mesh
 
     @classmethod
     @quiet_models()
@@ -121,6 +158,8 @@ class Team:
         device: torch.device,
         dtype: torch.dtype,
         seed: int,
+        mesh: Mesh | None = None,
+        zero: dict | None = None,
         attn_implementation: str | None = None,
         model_kwargs: dict | None = None,
         trainable: bool = True,
@@ -128,45 +167,60 @@ class Team:
         """Loads networks and adapters. Raises ConfigError where a model, an adapter or a target module is missing.
 
         Args:
+            mesh: which ranks hold which agent; default: one process holds all.
+            zero: settings of ZeRO-3, where networks are to be sharded over their agents' ranks.
             trainable: False takes every model as it is, without a fresh adapter, and shares what is the same.
         """
         _check_sources(sources, tokenizers, arguments)
+        mesh = mesh or Mesh.alone(len(sources))
         attention = attn_implementation or arguments.attn_implementation
-        loading = _Loading(arguments, dtype, device, attention, model_kwargs or {})
+        loading = _Loading(arguments, dtype, device, attention, model_kwargs or {}, zero)
+        agents = [
+            Agent(index, tokenizer, source)
+            for index, (source, tokenizer) in enumerate(zip(sources, tokenizers, strict=True))
+        ]
+        team = cls(agents, [], arguments.share_parameters, loading, mesh)
+        team._load_policies(arguments, seed, trainable)
+        team._mark_trained(trainable)
+        if arguments.gradient_checkpointing and trainable:
+            for base in team.bases:  # last, since loading an adapter turns it off
+                base.enable_gradient_checkpointing()
+        return team
+
+    def _load_policies(self, arguments: AgentArguments, seed: int, trainable: bool) -> None:
+        """The policy of every agent that lives here."""
         bases: dict[object, Base] = {}
         adapters: dict[object, str] = {}
-        agents = []
-        for index, (source, tokenizer) in enumerate(zip(sources, tokenizers, strict=True)):
-            first = arguments.share_parameters and agents
-            if first:
-                policy = agents[0].policy
+        for agent in self.agents:
+            source, first = agent.source, self.agents[0]
+            if not self.mesh.holds(agent.index):
+                continue
+            if arguments.share_parameters and agent is not first:
+                agent.policy = first.policy
             else:
                 own_copy = trainable and arguments.tuning == "full"
-                key = (_key(source.base), index if own_copy else None)
+                key = (_key(source.base), agent.index if own_copy else None)
                 if own_copy and not isinstance(source.base, str) and any(k[0] == key[0] for k in bases):
                     raise ConfigError(
                         "agents: one loaded model was given to several agents with tuning='full'. "
                         "Give each its own copy, or set share_parameters"
                     )
                 if key not in bases:
-                    bases[key] = loading.base(source)
+                    bases[key] = self.loading.base(source)
+                    if not own_copy:
+                        self.loading.frozen(bases[key], self.mesh.agents[agent.index])
                 if trainable or source.adapter is not None or isinstance(source.base, PeftModel):
-                    adapter_seed = derive_seed(seed, "lora", index)
-                    policy = _policy(bases[key], source, arguments, f"agent_{index}", adapters, adapter_seed)
+                    adapter_seed = derive_seed(seed, "lora", agent.index)
+                    name = f"agent_{agent.index}"
+                    agent.policy = _policy(bases[key], source, arguments, name, adapters, adapter_seed)
                 else:
-                    policy = Policy(bases[key], None)
-            if not policy.parameters():
+                    agent.policy = Policy(bases[key], None)
+            agent.parameters = agent.policy.parameters()
+            if not agent.parameters:
                 name = source.adapter or source.name
                 raise ConfigError(f"agents={name}: its adapter is not LoRA. Use a LoRA adapter")
-            agents.append(
-                Agent(index, policy, tokenizer, source, _stop_ids(tokenizer, policy.base.model), policy.parameters())
-            )
-        team = cls(agents, list(bases.values()), arguments.share_parameters, loading)
-        team._mark_trained(trainable)
-        if arguments.gradient_checkpointing and trainable:
-            for base in team.bases:  # last, since loading an adapter turns it off
-                base.enable_gradient_checkpointing()
-        return team
+            agent.stop_ids = _stop_ids(agent.tokenizer, agent.policy.base.model)
+        self.bases = list(bases.values())
 
     def _mark_trained(self, trainable: bool = True) -> None:
         """Only what agents train has gradients: PEFT leaves all adapters but one frozen, a loaded model anything."""
@@ -177,52 +231,89 @@ class Team:
 
     @property
     def trainable(self) -> list[list[Agent]]:
-        """Agents by the weights they train: one group an agent, or all in one where parameters are shared."""
-        return [self.agents] if self.shared_parameters else [[agent] for agent in self.agents]
+        """Agents that live here by the weights they train: one group an agent, or all where parameters are shared."""
+        here = [agent for agent in self.agents if agent.is_here]
+        return [here] if self.shared_parameters and here else [[agent] for agent in here]
 
     @quiet_models()
     def add_references(self, reference_model: str | None = None) -> None:
-        """Gives every agent its frozen reference. Call before the first update.
+        """Gives every agent its frozen reference, on the ranks that hold it. Call before the first update.
 
         With LoRA it is the base without adapter where the adapter started at zero, else a frozen copy of the starting
-        adapter; with full tuning a frozen copy, one for all agents that started from the same weights.
+        adapter; with full tuning a frozen copy, one for all agents that started from the same weights. On ranks of
+        its own a reference is loaded from where its agent started.
         """
         frozen: dict[object, Policy] = {}
         for agent in self.agents:
+            if not self.mesh.reference(agent.index).member:
+                continue
             if reference_model is not None:
-                key, adapter = reference_model, None
+                key = reference_model
                 source = resolve_source(reference_model)
                 if source.adapter is not None:
                     raise ConfigError(f"reference_model={reference_model!r}: is an adapter. Name a full model")
                 rows, where = source.config.get_text_config().vocab_size, f"reference_model={reference_model!r}"
                 check_vocabulary(f"{where} with the tokenizer of agent {agent.index}", agent.tokenizer, rows, "it")
-            elif agent.adapter is None:
-                key, source, adapter = _key(agent.source.base), agent.source, None
-            elif agent.source.adapter is None and not isinstance(agent.source.base, PeftModel):
-                agent.reference = Policy(agent.base, None)
+            elif agent.is_here and agent.adapter is not None:
+                agent.reference = self._adapter_reference(agent, frozen)
                 continue
             else:
-                key, source, adapter = (id(agent.base), agent.adapter), None, f"reference_{agent.adapter}"
-            if key not in frozen and adapter is not None:
-                agent.base.copy_adapter(agent.adapter, adapter)
-                frozen[key] = Policy(agent.base, adapter)
-            elif key not in frozen:
-                base = self.loading.base(source) if reference_model is not None else agent.base.copy()
-                base.model.requires_grad_(False)
-                frozen[key] = Policy(base, None)
+                key, source = (_key(agent.source.base), agent.source.adapter), agent.source
+            if key not in frozen:
+                copied = reference_model is None and agent.is_here
+                base = agent.base.copy() if copied else self.loading.base(source)
+                self.loading.frozen(base, self.mesh.reference(agent.index))
+                frozen[key] = Policy(base, _load_frozen_adapter(base, source))
             agent.reference = frozen[key]
 
+    def _adapter_reference(self, agent: Agent, frozen: dict[object, Policy]) -> Policy:
+        """What an adapter that lives here started from."""
+        if agent.source.adapter is None and not isinstance(agent.source.base, PeftModel):
+            return Policy(agent.base, None)
+        key, adapter = (id(agent.base), agent.adapter), f"reference_{agent.adapter}"
+        if key not in frozen:
+            agent.base.copy_adapter(agent.adapter, adapter)
+            frozen[key] = Policy(agent.base, adapter)
+        return frozen[key]
+
     def save(self, directory: str | Path) -> None:
-        """Writes directory/agent_0, agent_1 …; shared parameters are written under every agent."""
+        """Writes directory/agent_0, agent_1 …; shared parameters are written under every agent.
+
+        Called on all ranks; the first of an agent's writes it.
+        """
         with quiet_models():
             for agent in self.agents:
-                agent.save(Path(directory) / f"agent_{agent.index}")
+                if not agent.is_here:
+                    continue
+                with agent.base.whole() if agent.adapter is None else nullcontext():
+                    if self.mesh.agents[agent.index].is_first:
+                        agent.save(Path(directory) / f"agent_{agent.index}")
+        self.mesh.world.barrier()
 
     def num_parameters(self) -> tuple[int, int]:
-        """(trained, all) parameters, shared ones counted once."""
-        trained = {id(p): p.numel() for agent in self.agents for p in agent.parameters}
-        every = {id(p): p.numel() for base in self.bases for p in base.model.parameters()}
-        return sum(trained.values()), sum(every.values())
+        """(trained, all) parameters of all ranks, shared ones and copies on several ranks counted once."""
+        groups: dict[tuple[int, ...], set[int]] = {}
+        for agent in self.agents:
+            groups.setdefault(self.mesh.agents[agent.index].ranks, set()).add(agent.index)
+        counted = (0, 0)
+        for ranks, members in groups.items():
+            if self.mesh.world.rank == ranks[0]:
+                here = [self.agents[index] for index in members]
+                trained = {id(p): count(p) for agent in here for p in agent.parameters}
+                every = {id(p): count(p) for agent in here for p in agent.base.model.parameters()}
+                counted = (counted[0] + sum(trained.values()), counted[1] + sum(every.values()))
+        counts = self.mesh.world.gather(counted)
+        return sum(trained for trained, _ in counts), sum(every for _, every in counts)
+
+
+def _load_frozen_adapter(base: Base, source: Source) -> str | None:
+    """The adapter that a reference on ranks of its own starts from, if it has one."""
+    if source.adapter is None:
+        return None
+    base.load_adapter("reference", source.adapter)
+    for parameter in base.adapter_parameters("reference"):
+        parameter.requires_grad_(False)
+    return "reference"
 
 
 def _policy(base: Base, source: Source, arguments: AgentArguments, name: str, adapters: dict, seed: int) -> Policy:

@@ -92,8 +92,13 @@ def config_errors(script: str | None = None) -> Iterator[None]:
     try:
         yield
     except (ConfigError, TaskError) as error:
-        print(f"{script}: error: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
+        message, code = f"{script}: error: {error}", 2 if isinstance(error, ConfigError) else 1
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from mlrl.parallel.lifeline import fail
+
+            fail(message, code)  # all processes end, and one of them says why
+        print(message, file=sys.stderr)
+        raise SystemExit(code) from None
 
 
 def _resolve(config_class: type, script: str, argv: list[str]) -> Run:

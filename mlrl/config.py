@@ -110,6 +110,18 @@ class RolloutArguments(SamplingArguments):
 
 
 @dataclass(kw_only=True)
+class PlacementArguments:
+    """Where models live"""
+
+    placement: Literal["shared", "split"] = "shared"
+    """shared: every agent on every rank; split: each agent on ranks of its own"""
+    ranks_per_agent: list[int] | None = None
+    """Ranks of each agent where they are split; None: even"""
+    reference_ranks: Literal["agents"] | int = "agents"
+    """agents: the reference policy is where its agent is; or a count of further ranks"""
+
+
+@dataclass(kw_only=True)
 class LearningArguments:
     """Learning"""
 
@@ -234,6 +246,7 @@ class CheckedConfig:
 @dataclass(kw_only=True)
 class TrainerConfig(
     AgentArguments,
+    PlacementArguments,
     RolloutArguments,
     LearningArguments,
     PolicyLossArguments,
@@ -252,6 +265,7 @@ class TrainerConfig(
         rules.check_team(self, num_agents)
         return [
             *rules.check_tuning(self),
+            *rules.check_placement(self, num_agents),
             *rules.check_advantages(self),
             *rules.check_updates(self, num_agents),
             *rules.check_run(self),

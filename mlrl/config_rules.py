@@ -67,6 +67,40 @@ def check_tuning(config: Any) -> list[str]:
     return doubts
 
 
+def check_placement(config: Any, num_agents: int | None) -> list[str]:
+    """Blocks of ranks go with split; shared weights and a reference that nobody asks for do not."""
+    if config.placement == "split" and config.share_parameters:
+        raise ConfigError(
+            "placement='split': share_parameters=True gives all agents one set of weights, which cannot live apart. "
+            "Leave one of them out."
+        )
+    if config.ranks_per_agent is not None:
+        count = num_agents or config.num_agents or len(config.agents or ()) or DEFAULT_NUM_AGENTS
+        if config.placement != "split":
+            raise ConfigError(
+                f"ranks_per_agent={config.ranks_per_agent!r}: placement={config.placement!r} puts every agent on every "
+                "rank. Set placement to split, or leave it out."
+            )
+        if len(config.ranks_per_agent) != count or any(ranks < 1 for ranks in config.ranks_per_agent):
+            raise ConfigError(
+                f"ranks_per_agent={config.ranks_per_agent!r}: is not one count of ranks for each of {count} agents. "
+                "Give one, at least 1, an agent."
+            )
+    if config.reference_ranks != "agents" and config.reference_ranks < 1:
+        raise ConfigError(f"reference_ranks={config.reference_ranks!r}: Give agents, or a count of 1 or more.")
+    if config.reference_ranks != "agents" and config.reference_kl_coef == 0:
+        raise ConfigError(
+            f"reference_ranks={config.reference_ranks!r}: these ranks would have nothing to do while reference_kl_coef "
+            "is 0. Set it, or leave reference_ranks out."
+        )
+    return []
+
+
+def extra_ranks(config: Any) -> dict[str, int]:
+    """Ranks that follow the agents', by what lives there."""
+    return {} if config.reference_ranks == "agents" else {"reference": config.reference_ranks}
+
+
 def check_rates(rates: list[float], num_agents: int | None, share_parameters: bool) -> None:
     """One learning rate an agent, or one for all."""
     if num_agents is not None and len(rates) != num_agents:

@@ -39,7 +39,7 @@ def main() -> None:
         from mlrl.trainers import evaluate_team  # torch loads only now
 
         evaluation = evaluate_team(run.task, run.config)
-        console = Console()
+        console = Console(enabled=evaluation.is_main)
         console.evaluation(evaluation.metrics)
         if run.config.output is not None:
             evaluation.write(run.config.output)

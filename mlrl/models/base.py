@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -20,7 +21,47 @@ from mlrl.errors import ConfigError
 from mlrl.losses.logprobs import LogProbs, completion_logprobs
 from mlrl.models.language_model import LanguageModel
 from mlrl.models.lora import AdapterRouter, MixedRoute
-from mlrl.models.prefix_tree import PrefixTree
+from mlrl.models.prefix_tree import PackedTree, PrefixTree
+
+
+class Shard(Protocol):
+    """A network's weights, of which every rank holds a part."""
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All weights are on every rank inside; entered by all ranks together."""
+        ...
+
+
+class Scorer(nn.Module):
+    """Log-probabilities of packed tokens as one module's forward, in which a sharded network fetches its weights."""
+
+    def __init__(self, language_model: LanguageModel):
+        super().__init__()
+        self.network = language_model.model
+        self._language_model = language_model
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """Read here outside of the layer it belongs to."""
+        return self._language_model.head.weight
+
+    def forward(
+        self, packed: PackedTree, temperature: float, entropy: str
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs and entropies, each flat over all scored tokens, (S,)."""
+        model = self._language_model
+        hidden = model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
+        scored = completion_logprobs(
+            hidden[packed.predecessors],
+            model.head.weight,
+            packed.targets,
+            bias=model.head.bias,
+            temperature=temperature,
+            logit_scale=model.logit_scale,
+            softcap=model.softcap,
+            entropy=entropy,
+        )
+        return scored.logprobs_L, scored.entropy_L
 
 
 class Base:
@@ -38,8 +79,14 @@ class Base:
         self.router = None
         self.model: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
         self.language_model = LanguageModel(self.model, name, attn_implementation)
+        self.scorer = Scorer(self.language_model)
+        self.shard: Shard | None = None
         if self.peft_model is not None:
             self._route()
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All weights are here inside, for sampling or saving; all ranks of a sharded network enter together."""
+        return self.shard.whole() if self.shard is not None else nullcontext()
 
     def enable_gradient_checkpointing(self) -> None:
         """Activations of each layer are computed again in the backward pass."""
@@ -159,17 +206,5 @@ class Policy:
         Returns:
             (log-probs and entropies, each flat over all scored tokens, (S,)), and the tokens a scored segment.
         """
-        model = self.base.language_model
-        packed = tree.pack(model.device)
-        hidden = model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
-        scored = completion_logprobs(
-            hidden[packed.predecessors],
-            model.head.weight,
-            packed.targets,
-            bias=model.head.bias,
-            temperature=temperature,
-            logit_scale=model.logit_scale,
-            softcap=model.softcap,
-            entropy=entropy,
-        )
-        return scored, packed.lengths
+        packed = tree.pack(self.base.language_model.device)
+        return LogProbs(*self.base.scorer(packed, temperature, entropy)), packed.lengths

@@ -1,7 +1,12 @@
-"""Optimization of one trainable entity: backward, gradient norm, step, state.
+"""Optimization of one trainable entity over its ranks: backward, gradient norm, step, state.
 
-`Engine` is the plain backing, for one process: AdamW over float32 masters, whatever type the model computes in. With
-bfloat16 weights stepped directly, an update below 1/256 of a weight is rounded away; a float32 master keeps it.
+Three backings with one interface:
+
+- `Engine`, on one rank: AdamW over float32 masters, whatever type the model computes in. With bfloat16 weights stepped
+  directly, an update below 1/256 of a weight is rounded away; a float32 master keeps it.
+- the same over several ranks, data-parallel: gradients are added up once an update, in few reductions, before the norm
+  is taken. Losses are sums over samples, so ranks may have different numbers of them, or none.
+- `mlrl.parallel.zero.ZeroEngine`: DeepSpeed ZeRO.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from mlrl.parallel.group import Group
 
 
 @dataclass(frozen=True)
@@ -25,17 +32,28 @@ class OptimizerSettings:
     warmup_steps: int = 0
     total_updates: int = 0
 
+    def rate(self, updates: int) -> float:
+        """Learning rate of the update after `updates` others."""
+        return self.learning_rate * schedule(updates, self.scheduler, self.warmup_steps, self.total_updates)
+
 
 class Engine:
     """Accumulates gradients of `parameters` and steps their float32 masters.
 
     A parameter that is float32 is its own master; for others a float32 copy is kept and written back after a step, and
     gradients are added up in float32 from one micro-batch to the next.
+
+    Args:
+        group: the ranks that hold these parameters, with equal values.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], settings: OptimizerSettings):
+    lockstep = False
+    """Whether all ranks must run the same number of forward and backward passes."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], settings: OptimizerSettings, group: Group | None = None):
         self.parameters = list(parameters)
         self.settings = settings
+        self.group = group or Group.alone()
         self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters]
         fused = all(p.device.type in ("cpu", "cuda") for p in self.masters)
         self.optimizer = torch.optim.AdamW(
@@ -43,8 +61,8 @@ class Engine:
         )
         self.updates = 0
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Adds a loss's gradients to what has accumulated since the last step."""
+    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
+        """Adds a loss's gradients to what has accumulated since the last step; `last` of an update on this rank."""
         loss.backward()
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter and parameter.grad is not None:
@@ -53,9 +71,21 @@ class Engine:
                 parameter.grad = None
 
     def grad_norm(self) -> float:
-        """L2 norm of the accumulated gradients; NaN or inf where one of them is."""
+        """L2 norm of the gradients that all ranks accumulated; NaN or inf where one of them is. Call once an update."""
+        self._reduce()
         gradients = [m.grad for m in self.masters if m.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+    def _reduce(self) -> None:
+        if self.group.size == 1:
+            return
+        given = torch.tensor([float(m.grad is not None) for m in self.masters], device=self.masters[0].device)
+        self.group.sum_([given])
+        used = [m for m, count in zip(self.masters, given.tolist(), strict=True) if count]
+        for master in used:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        self.group.sum_([master.grad for master in used])
 
     def step(self, grad_norm: float) -> None:
         """Clips by `grad_norm` (as measured before), updates the masters and writes them back."""
@@ -81,9 +111,7 @@ class Engine:
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next update."""
-        return self.settings.learning_rate * schedule(
-            self.updates, self.settings.scheduler, self.settings.warmup_steps, self.settings.total_updates
-        )
+        return self.settings.rate(self.updates)
 
 
 def schedule(update: int, scheduler: str, warmup: int, total: int) -> float:

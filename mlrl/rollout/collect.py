@@ -1,4 +1,8 @@
-"""Growing rollout trees breadth-first: one sampling call a turn for all items, nodes and agents."""
+"""Growing rollout trees breadth-first: one sampling call a turn for all items, nodes and agents.
+
+Every rank holds the same trees. The sequences of a turn are spread over the ranks of their agents, prompts and rewards
+over all ranks, each computed once; what came out is exchanged before the next turn.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from dataclasses import dataclass, field
 
 from mlrl.agents import Team
 from mlrl.estimators.returns import joint_indices
+from mlrl.parallel.group import Group, spread
 from mlrl.rollout.prompts import tokenize_prompt
 from mlrl.rollout.sampler import Request, Sampler, SamplingParams
 from mlrl.rollout.streams import derive_seed
-from mlrl.rollout.tree import Node, RolloutTree, TokenizedPrompt
+from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 from mlrl.task import Environment
 
 
@@ -63,6 +68,10 @@ class Collector:
     on_tokens: Callable[[int], None] | None = None
     cost: CollectionCost = field(default_factory=CollectionCost)
 
+    @property
+    def world(self) -> Group:
+        return self.team.mesh.world
+
     def collect(self, items: Sequence[tuple[int, dict]], growth: Growth) -> list[RolloutTree]:
         """A rollout tree of every (ordinal, item).
 
@@ -71,8 +80,8 @@ class Collector:
         """
         self.cost = CollectionCost()
         trees = []
-        for ordinal, item in items:
-            contents = self.environment.initial_prompts(item, item_index=ordinal)
+        formatted = self.world.map(lambda numbered: self.environment.initial_prompts(numbered[1], numbered[0]), items)
+        for (ordinal, item), contents in zip(items, formatted, strict=True):
             prompts = [
                 self._tokenize(agent, content, growth, f"item {ordinal}, turn 0")
                 for agent, content in enumerate(contents)
@@ -87,9 +96,8 @@ class Collector:
         """Fills the nodes of a frontier and all below, one turn after another."""
         while frontier:
             self._sample(frontier, growth)
-            for tree, node in frontier:
-                self._reward(tree, node, growth)
-            frontier = [child for tree, node in frontier for child in self._expand(tree, node, growth)]
+            self._reward(frontier, growth)
+            frontier = self._expand(frontier, growth)
 
     def _sample(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> None:
         requests = [
@@ -105,16 +113,59 @@ class Collector:
             for agent in range(len(self.team.agents))
         ]
         start = time.perf_counter()
-        responses = iter(self.sampler.sample(requests, growth.sampling, self.on_tokens))
+        responses = iter(self._sample_requests(requests, growth.sampling))
         self.cost.rollout_s += time.perf_counter() - start
         for _, node in frontier:
             node.responses = [next(responses) for _ in self.team.agents]
             self.cost.generated_tokens += sum(len(r.token_ids) for own in node.responses for r in own)
 
-    def _reward(self, tree: RolloutTree, node: Node, growth: Growth) -> None:
-        node.joints = joint_indices(len(self.team.agents), len(node.responses[0]), growth.joint_mode)
-        prompt_history, response_history = node.history()
+    def _sample_requests(self, requests: list[Request], sampling: SamplingParams) -> list[list[Response]]:
+        """Responses of all requests, each drawn on one rank of its agent."""
+        if self.world.size == 1:
+            return self.sampler.sample(requests, sampling, self.on_tokens)
+        sequences = [(i, k) for i, request in enumerate(requests) for k in range(len(request.keys))]
+        owners = self._owners(requests, sequences, sampling.max_new_tokens)
+        mine: dict[int, list[int]] = {}
+        for (i, k), owner in zip(sequences, owners, strict=True):
+            if owner == self.world.rank:
+                mine.setdefault(i, []).append(k)
+        local = [Request(requests[i].agent, requests[i].prompt, [requests[i].keys[k] for k in ks]) for i, ks in mine.items()]
+        drawn = self.sampler.sample(local, sampling, self.on_tokens)
+        places = {(i, k): r for (i, ks), own in zip(mine.items(), drawn, strict=True) for k, r in zip(ks, own, strict=True)}
+        number = {sequence: n for n, sequence in enumerate(sequences)}
+        ordered = self.world.collect({number[place]: r for place, r in places.items()}, len(sequences))
+        results: list[list[Response]] = [[] for _ in requests]
+        for (i, _), response in zip(sequences, ordered, strict=True):
+            results[i].append(response)
+        return results
+
+    def _owners(self, requests: list[Request], sequences: list[tuple[int, int]], tokens: int) -> list[int]:
+        """The rank that draws each sequence: those of agents that live on the same ranks are spread evenly there."""
+        owners = [0] * len(sequences)
+        by_group: dict[tuple[int, ...], list[int]] = {}
+        for n, (i, _) in enumerate(sequences):
+            by_group.setdefault(self.team.mesh.agents[requests[i].agent].ranks, []).append(n)
+        for ranks, members in by_group.items():
+            costs = [
+                tokens + len(requests[i].prompt) / len(requests[i].keys) for i, _ in (sequences[n] for n in members)
+            ]
+            for n, place in zip(members, spread(costs, len(ranks)), strict=True):
+                owners[n] = ranks[place]
+        return owners
+
+    def _reward(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> None:
+        for _, node in frontier:
+            node.joints = joint_indices(len(self.team.agents), len(node.responses[0]), growth.joint_mode)
+            self.cost.joint_evaluations += len(node.joints)
         start = time.perf_counter()
+        judged = self.world.map(lambda place: self._rewards_of(*place, growth), frontier)
+        self.cost.reward_s += time.perf_counter() - start
+        for (_, node), (processed, raw) in zip(frontier, judged, strict=True):
+            node.rewards, node.raw_rewards = processed, raw
+
+    def _rewards_of(self, tree: RolloutTree, node: Node, growth: Growth) -> tuple[list, list]:
+        """A node's rewards through the processor, and as they were returned."""
+        prompt_history, response_history = node.history()
         result = self.environment.rewards(
             item=tree.item,
             completions=[
@@ -128,40 +179,22 @@ class Collector:
             episode_seed=self._episode_seed(tree, growth),
             item_index=tree.ordinal,
         )
-        self.cost.reward_s += time.perf_counter() - start
-        self.cost.joint_evaluations += len(node.joints)
-        node.rewards, node.raw_rewards = result.processed.tolist(), result.raw.tolist()
+        return result.processed.tolist(), result.raw.tolist()
 
-    def _expand(self, tree: RolloutTree, node: Node, growth: Growth) -> list[tuple[RolloutTree, Node]]:
+    def _expand(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> list[tuple[RolloutTree, Node]]:
         """Children of the joints that go on, in joint order."""
-        if node.turn + 1 >= len(growth.generations):
-            return []
-        shared = [sum(r) / len(r) if isinstance(r, list) else r for r in node.rewards]
-        if growth.threshold is not None and growth.scope == "node" and sum(shared) / len(shared) > growth.threshold:
-            return []
+        branches = [
+            (tree, node, joint, reward) for tree, node in frontier for joint, reward in self._going_on(node, growth)
+        ]
+        prompted = self.world.map(lambda branch: self._next_contents(*branch, growth), branches)
         children = []
-        prompt_history, response_history = node.history()
-        for joint, reward in enumerate(shared):
-            if growth.threshold is not None and growth.scope == "joint" and reward > growth.threshold:
-                continue
-            completions = node.completions(joint)
-            contents = self.environment.next_prompts(
-                item=tree.item,
-                turn=node.turn,
-                completions=completions,
-                reward=reward,
-                prompt_history=[[*h, p.content] for h, p in zip(prompt_history, node.prompts, strict=True)],
-                response_history=[[*h, c] for h, c in zip(response_history, completions, strict=True)],
-                episode_seed=self._episode_seed(tree, growth),
-                item_index=tree.ordinal,
-            )
-            where = f"item {tree.ordinal}, turn {node.turn + 1}"
+        for (tree, node, joint, _), contents in zip(branches, prompted, strict=True):
             prompts = [
                 self._tokenize(
                     agent,
                     content,
                     growth,
-                    where,
+                    f"item {tree.ordinal}, turn {node.turn + 1}",
                     (node.prompts[agent], node.responses[agent][node.joints[joint][agent]]),
                 )
                 for agent, content in enumerate(contents)
@@ -169,6 +202,32 @@ class Collector:
             node.children[joint] = Node((*node.path, joint), prompts, parent=node)
             children.append((tree, node.children[joint]))
         return children
+
+    def _going_on(self, node: Node, growth: Growth) -> list[tuple[int, float]]:
+        """(joint, reward) of the branches that have a next turn."""
+        if node.turn + 1 >= len(growth.generations):
+            return []
+        shared = [sum(r) / len(r) if isinstance(r, list) else r for r in node.rewards]
+        if growth.threshold is None:
+            return list(enumerate(shared))
+        if growth.scope == "node":
+            return [] if sum(shared) / len(shared) > growth.threshold else list(enumerate(shared))
+        return [(joint, reward) for joint, reward in enumerate(shared) if not reward > growth.threshold]
+
+    def _next_contents(self, tree: RolloutTree, node: Node, joint: int, reward: float, growth: Growth) -> list:
+        """The agents' prompts of the turn after a joint response, before they are tokenized."""
+        prompt_history, response_history = node.history()
+        completions = node.completions(joint)
+        return self.environment.next_prompts(
+            item=tree.item,
+            turn=node.turn,
+            completions=completions,
+            reward=reward,
+            prompt_history=[[*h, p.content] for h, p in zip(prompt_history, node.prompts, strict=True)],
+            response_history=[[*h, c] for h, c in zip(response_history, completions, strict=True)],
+            episode_seed=self._episode_seed(tree, growth),
+            item_index=tree.ordinal,
+        )
 
     def _add_greedy_returns(self, trees: list[RolloutTree], growth: Growth) -> None:
         """The return of playing greedily from every node on: ReMax's own baseline."""

@@ -63,16 +63,20 @@ class Sampler:
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, on_tokens: Callable[[int], None] | None = None
     ) -> list[list[Response]]:
-        """Responses of every request, in order. `on_tokens(n)` hears of every n tokens drawn."""
+        """Responses of every request, in order. `on_tokens(n)` hears of every n tokens drawn.
+
+        All agents asked live in this process. The ranks of a sharded network call together, with requests or without.
+        """
         results: list[list[Response | None]] = [[None] * len(r.keys) for r in requests]
         for base in self.team.bases:
             mine = [i for i, r in enumerate(requests) if self.team.agents[r.agent].base is base]
-            for chunk in self._chunks(mine, requests):
-                decoded = _Decode(self, base, [(requests[i], ks) for i, ks in chunk], params).run(on_tokens)
-                places = [(i, k) for i, ks in chunk for k in ks]
-                for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
-                    agent = self.team.agents[requests[i].agent]
-                    results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
+            with base.whole():
+                for chunk in self._chunks(mine, requests):
+                    decoded = _Decode(self, base, [(requests[i], ks) for i, ks in chunk], params).run(on_tokens)
+                    places = [(i, k) for i, ks in chunk for k in ks]
+                    for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
+                        agent = self.team.agents[requests[i].agent]
+                        results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
         return results  # type: ignore[return-value]
 
     def _chunks(self, mine: list[int], requests: Sequence[Request]) -> list[list[tuple[int, list[int]]]]:

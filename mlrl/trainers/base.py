@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from mlrl.config_file import dump_config
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError
-from mlrl.parallel.engine import Engine, OptimizerSettings
+from mlrl.parallel.engine import OptimizerSettings
 from mlrl.parallel.launch import Launch
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
@@ -25,7 +25,7 @@ from mlrl.tracking import LoggingInterval, MetricAverager, Tracking, check_repor
 from mlrl.trainers.data import Batch, batches, first_items, total_steps
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
-from mlrl.trainers.setup import prepare_team, whole_task
+from mlrl.trainers.setup import make_engine, make_mesh, prepare_team, whole_task
 
 
 class NonFiniteError(RuntimeError):
@@ -93,6 +93,8 @@ class Trainer:
         models = team_models(self.args, agent_model=agent_model, agents=agents, num_agents=num_agents)
         self.num_agents = len(models)
         self.args.check(self.num_agents)
+        self.mesh = make_mesh(self.args, self.launch, self.num_agents)
+        self.world = self.mesh.world
         self.task = whole_task(task, pieces)
         self.environment = Environment(
             self.task, self.num_agents, self.args.num_turns, self.args.external_prompt_passthrough
@@ -108,12 +110,17 @@ class Trainer:
         )
         self.dtype, self.prompt_limits = prepared.dtype, prepared.prompt_limits
 
-        self.collector = prepared.load()
+        self.collector = prepared.load(mesh=self.mesh)
         self.team, self.sampler = self.collector.team, self.collector.sampler
         self._load_extras()
         self.engines = [
-            Engine(group[0].parameters, self._optimizer_settings(rates[group[0].index]))
-            for group in self.team.trainable
+            make_engine(
+                agents,
+                self.mesh.agents[agents[0].index],
+                self._optimizer_settings(rates[agents[0].index]),
+                self.launch.zero,
+            )
+            for agents in self.team.trainable
         ]
         self.averager = MetricAverager()
         self.step_number = self.env_step = self.items_done = 0
@@ -140,11 +147,7 @@ class Trainer:
         if self.task.train_dataset is None:
             raise ConfigError("train_dataset=None: there is nothing to train on. Give one to the trainer or the task")
         args = self.args
-        self.run_folder = RunFolder.create(
-            args.output_dir, args.run_name, default_run_name(self.algorithm.lower(), self.task.name or "task")
-        )
-        extra = {"algorithm": self.algorithm, "task": self.task.name or "task", "processes": self.launch.world_size}
-        dump_config(args, args.sources, self.run_folder.config, extra)
+        self.run_folder = self._make_run_folder()
         self.tracking = Tracking(
             self.run_folder, args.report_to, self.wandb_config, dataclasses.asdict(args), is_main=self.launch.is_main
         )
@@ -157,7 +160,7 @@ class Trainer:
                 length = len(dataset) if hasattr(dataset, "__len__") else None
                 items = None if length is None else min(length * args.num_train_epochs, self._most_items())
                 self.console.start(self.total_steps, items)
-                for batch in batches(dataset, args.rollout_batch_size, args.num_train_epochs, args.max_steps):
+                for batch in self._batches():
                     if args.eval_interval and (batch.first or self._crossed(batch)):
                         self._evaluate_and_log()
                     self._run_step(batch)
@@ -171,6 +174,38 @@ class Trainer:
                 self.console.finish(saved, self._summary())
             finally:
                 self.tracking.finish()
+
+    def _make_run_folder(self) -> RunFolder:
+        """One folder for all ranks, made by the first.
+
+        Raises:
+            ConfigError: it cannot be made, or not every rank sees it.
+        """
+        args = self.args
+
+        def create() -> RunFolder:
+            folder = RunFolder.create(
+                args.output_dir, args.run_name, default_run_name(self.algorithm.lower(), self.task.name or "task")
+            )
+            extra = {"algorithm": self.algorithm, "task": self.task.name or "task", "processes": self.world.size}
+            dump_config(args, args.sources, folder.config, extra)
+            return RunFolder(folder.path.absolute()) if self.world.size > 1 else folder
+
+        folder = self.world.from_first(create)
+        blind = [rank for rank, sees in enumerate(self.world.gather(folder.config.is_file())) if not sees]
+        if blind:
+            raise ConfigError(
+                f"output_dir={args.output_dir!r}: rank {blind[0]} of {self.world.size} does not see {folder.path}, "
+                "which rank 0 has made. Give a folder on a disk that all machines share"
+            )
+        return folder
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches of all steps; the first rank alone reads rows, so that all train on the same."""
+        args = self.args
+        rows = batches(self.task.train_dataset, args.rollout_batch_size, args.num_train_epochs, args.max_steps)
+        while (batch := self.world.from_first(lambda: next(rows, None))) is not None:
+            yield batch
 
     def _run_step(self, batch: Batch) -> None:
         started, tokens_before = time.perf_counter(), self.generated_tokens
@@ -238,7 +273,7 @@ class Trainer:
         if self.task.eval_dataset is None or count == 0:
             return {}, []
         growth = evaluation_growth(args, self.prompt_limits)
-        items = first_items(self.task.eval_dataset, count)
+        items = self.world.from_first(lambda: first_items(self.task.eval_dataset, count))
         return evaluate(self.collector, items, growth, args.eval_batch_size)
 
     def _evaluate_and_log(self) -> None:
@@ -250,7 +285,7 @@ class Trainer:
         if metrics:
             self._log(metrics)
             self.console.evaluation(metrics, self.step_number)
-        if trees and self.args.completions_steps:
+        if trees and self.args.completions_steps and self.launch.is_main:
             write_nodes(self.run_folder, trees, self.step_number, self.env_step, "eval", self.args.discount)
 
     def _crossed(self, batch: Batch) -> bool:
@@ -265,7 +300,7 @@ class Trainer:
         means = self.averager.flush()
         if means:
             gauges = {
-                "memory/peak_gb": peak_memory_gb(self.launch.device),
+                "memory/peak_gb": max(self.world.gather(peak_memory_gb(self.launch.device))),
                 "total_generated_tokens": self.generated_tokens,
             }
             self._log(means | gauges)
@@ -274,9 +309,11 @@ class Trainer:
         self.tracking.log(metrics, step=self.step_number, env_step=self.env_step, epoch=self.epoch)
 
     def save_model(self, directory: str | Path) -> None:
-        """Writes directory/agent_0, agent_1 …: PEFT adapters or full models, with their tokenizers. Ends nothing."""
-        if self.launch.is_main:
-            self.team.save(directory)
+        """Writes directory/agent_0, agent_1 …: PEFT adapters or full models, with their tokenizers. Ends nothing.
+
+        With several processes, all call it together.
+        """
+        self.team.save(directory)
 
     # Set-up ----------------------------------------------------------------------------------------------------------
 
@@ -321,13 +358,21 @@ class Trainer:
             "task": self.task.name or "task",
             "agents": f"{self.num_agents} × {', '.join(names)}",
             "trained": f"{trained:,} of {every:,} parameters ({self.args.tuning}, {dtype})",
-            "device": f"{self.launch.device}, {torch.get_num_threads()} threads",
+            "device": self._describe_devices(),
             "steps": steps,
             "run folder": self.run_folder.path,
         }
 
+    def _describe_devices(self) -> str:
+        device = f"{self.launch.device.type}, {torch.get_num_threads()} threads"
+        if self.world.size == 1:
+            return device
+        sharding = f", ZeRO-{self.launch.zero_stage}" if self.launch.zero_stage else ""
+        return f"{self.world.size} ranks ({device}), {self.args.placement}{sharding}"
+
     def _summary(self) -> dict[str, Any]:
-        return {"peak memory": f"{peak_memory_gb(self.launch.device):.2f} GB"}
+        peak = max(self.world.gather(peak_memory_gb(self.launch.device)))
+        return {"peak memory": f"{peak:.2f} GB" + (" a rank" if self.world.size > 1 else "")}
 
 
 def _wandb_settings(args: TrainerConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:

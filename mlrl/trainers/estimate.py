@@ -13,8 +13,9 @@ from mlrl.estimators.advantages import advantages, batch_statistics
 from mlrl.estimators.kl import kl_to_go, sequence_kl
 from mlrl.estimators.returns import credit
 from mlrl.models.base import Policy
+from mlrl.parallel.group import Group
 from mlrl.rollout.tree import Node, RolloutTree
-from mlrl.trainers.samples import Sample, micro_batches
+from mlrl.trainers.samples import Sample, rank_micro_batches, stand_in
 
 
 def estimate_advantages(
@@ -55,29 +56,47 @@ def estimate_advantages(
     return zero_std
 
 
-@torch.no_grad()
 def reference_kl(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig) -> None:
     """Sets the KL of every sample: Σ over its tokens of log π_old − log π_ref at the sampling temperature.
 
     Both sides come from the same kind of forward, so that they differ by the weights alone.
     """
-    for agent, own in zip(team.agents, samples, strict=True):
-        now = score(agent.policy, own, args)
-        reference = score(agent.reference, own, args)
-        lengths_S = torch.tensor([len(logprobs) for logprobs in now], device=now[0].device)
-        for sample, kl in zip(own, sequence_kl(torch.cat(now), torch.cat(reference), lengths_S).tolist(), strict=True):
+    mesh = team.mesh
+    now = [(a.policy, mesh.agents[a.index], own) for a, own in zip(team.agents, samples, strict=True)]
+    then = [(a.reference, mesh.reference(a.index), own) for a, own in zip(team.agents, samples, strict=True)]
+    scores = score(now + then, mesh.world, args)
+    for own, new, old in zip(samples, scores[: len(now)], scores[len(now) :], strict=True):
+        lengths_S = torch.tensor([len(logprobs) for logprobs in new])
+        for sample, kl in zip(own, sequence_kl(torch.cat(new), torch.cat(old), lengths_S).tolist(), strict=True):
             sample.kl = kl
 
 
-def score(policy: Policy, samples: Sequence[Sample], args: TrainerConfig) -> list[torch.Tensor]:
-    """Log-probabilities (L,) of each sample's tokens under a policy, without gradient."""
-    scores: dict[int, torch.Tensor] = {}
-    with torch.no_grad(), policy.use():
-        for micro in micro_batches(samples, args.micro_batch_tokens):
-            scored, lengths = policy.logprobs(micro.tree, args.temperature)
-            for sample, logprobs in zip(micro.samples, scored.logprobs_L.split(lengths), strict=True):
-                scores[id(sample)] = logprobs
-    return [scores[id(sample)] for sample in samples]
+Work = tuple[Policy | None, Group, Sequence[Sample]]
+
+
+@torch.no_grad()
+def score(work: Sequence[Work], world: Group, args: TrainerConfig) -> list[list[torch.Tensor]]:
+    """Log-probabilities (L,) of samples' tokens, on the CPU of every rank.
+
+    Args:
+        work: a policy (None on ranks that do not hold it), the ranks that hold it, and the samples to score.
+    """
+    mine: dict[int, torch.Tensor] = {}
+    numbers = {(w, id(sample)): n for n, (w, sample) in enumerate((w, s) for w, job in enumerate(work) for s in job[2])}
+    for w, (policy, group, samples) in enumerate(work):
+        if policy is None or not group.member:
+            continue
+        lockstep = policy.base.shard is not None
+        [micros] = rank_micro_batches([samples], group, args.micro_batch_tokens, lockstep)
+        with policy.use():
+            for micro in micros:
+                tree = stand_in() if micro is None else micro.tree
+                scored, lengths = policy.logprobs(tree, args.temperature)
+                if micro is not None:
+                    for sample, logprobs in zip(micro.samples, scored.logprobs_L.split(lengths), strict=True):
+                        mine[numbers[w, id(sample)]] = logprobs.cpu()
+    scored = iter(world.collect(mine, len(numbers)))
+    return [[next(scored) for _ in samples] for _, _, samples in work]
 
 
 def _kl_to_go_of_agent(

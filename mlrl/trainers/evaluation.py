@@ -50,7 +50,8 @@ def evaluate(
     ]
     has_raw = collector.environment.task.reward_processor is not None
     metrics = reward_metrics(trees, growth, has_raw)
-    metrics.update({f"eval/{k}": v for k, v in _task_metrics(collector, trees).items()})
+    own = collector.world.from_first(lambda: _task_metrics(collector, trees))
+    metrics.update({f"eval/{k}": v for k, v in own.items()})
     return metrics, trees
 
 

@@ -17,7 +17,7 @@ from mlrl.run_folder import to_jsonable
 from mlrl.task import Environment, Task
 from mlrl.trainers.data import first_items
 from mlrl.trainers.evaluation import episodes, evaluate, evaluation_growth
-from mlrl.trainers.setup import prepare_team
+from mlrl.trainers.setup import make_mesh, prepare_team
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,19 @@ class Evaluation:
     Attributes:
         metrics: by name, as a trainer's evaluation gives them.
         trees: one an item, whose paths are its episodes.
+        is_main: whether this process is the one that writes and prints.
     """
 
     metrics: dict[str, float]
     trees: list[RolloutTree]
     task: Task
     args: EvaluationConfig
+    is_main: bool = True
 
     def write(self, path: str | Path) -> None:
-        """Writes metrics, settings and all episodes as one JSON object."""
+        """Writes metrics, settings and all episodes as one JSON object, on the main process."""
+        if not self.is_main:
+            return
         content = {
             "task": self.task.name,
             "settings": asdict(self.args),
@@ -77,13 +81,14 @@ def evaluate_team(
         raise ConfigError("eval_dataset=None: the task has nothing to evaluate on. Give it an eval_dataset")
     if args.eval_num_samples == 0:
         raise ConfigError("eval_num_samples=0: leaves nothing to evaluate. Give 1 or more, or None for all items")
+    mesh = make_mesh(args, launch, len(models))
     environment = Environment(task, len(models), args.num_turns, args.external_prompt_passthrough)
     prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
-    collector = prepared.load(trainable=False)
-    items = first_items(task.eval_dataset, args.eval_num_samples)
+    collector = prepared.load(trainable=False, mesh=mesh)
+    items = mesh.world.from_first(lambda: first_items(task.eval_dataset, args.eval_num_samples))
     growth = evaluation_growth(args, prepared.prompt_limits)
     metrics, trees = evaluate(collector, items, growth, args.eval_batch_size)
-    return Evaluation(metrics, trees, task, args)
+    return Evaluation(metrics, trees, task, args, launch.is_main)
 
 
 def _episode(tree: RolloutTree, number: int, played: list[tuple[Node, int]], discount: float) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Optimizer updates of all agents from one set of samples.
 
 All agents update from the same trees at the same old weights. For each minibatch the gradients of every agent are
-formed first and checked, then all step or none does.
+formed first and checked, then all step or none does, on all ranks. A rank updates the agents that it holds, each from
+its share of that agent's samples.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from mlrl.agents import Agent, Team
 from mlrl.config import TrainerConfig
 from mlrl.losses.policy import PolicyLossInputs, PolicyLossOutputs, PolicyLossSettings, policy_loss
 from mlrl.parallel.engine import Engine
+from mlrl.parallel.zero import ZeroEngine
 from mlrl.rollout.streams import derive_seed
 from mlrl.trainers.estimate import score
-from mlrl.trainers.samples import MicroBatch, Sample, micro_batches
+from mlrl.trainers.samples import MicroBatch, Sample, rank_micro_batches, stand_in
 
 
 @dataclass
@@ -40,11 +42,11 @@ class PolicyUpdate:
     """The updates of one step.
 
     Args:
-        engines: one a group of agents that train the same weights (`Team.trainable`).
+        engines: one a group of agents here that train the same weights (`Team.trainable`).
         step: number of the step; decides the order of minibatches.
     """
 
-    def __init__(self, team: Team, engines: Sequence[Engine], args: TrainerConfig, step: int):
+    def __init__(self, team: Team, engines: Sequence[Engine | ZeroEngine], args: TrainerConfig, step: int):
         self.team, self.engines, self.args, self.step = team, engines, args, step
 
     def run(self, samples: Sequence[Sequence[Sample]]) -> Iterator[UpdateOutcome]:
@@ -73,8 +75,10 @@ class PolicyUpdate:
 
     def _score_old(self, samples: Sequence[Sequence[Sample]]) -> None:
         """Log-probs at the weights that sampled, by the training forward."""
-        for agent, own in zip(self.team.agents, samples, strict=True):
-            for sample, logprobs in zip(own, score(agent.policy, own, self.args), strict=True):
+        mesh = self.team.mesh
+        work = [(a.policy, mesh.agents[a.index], own) for a, own in zip(self.team.agents, samples, strict=True)]
+        for own, scores in zip(samples, score(work, mesh.world, self.args), strict=True):
+            for sample, logprobs in zip(own, scores, strict=True):
                 sample.old_logprobs = logprobs
 
     def _settings(self, samples: Sequence[Sample]) -> PolicyLossSettings:
@@ -95,32 +99,53 @@ class PolicyUpdate:
         self, minibatch: Sequence[Sequence[Sample]], totals: Sequence[int], settings: Sequence[PolicyLossSettings]
     ) -> UpdateOutcome:
         outcome = UpdateOutcome(finite=True)
-        started, trained = time.perf_counter(), 0
+        started = time.perf_counter()
         for group, engine in zip(self.team.trainable, self.engines, strict=True):
-            with group[0].policy.use():
-                for agent in group:
-                    own = minibatch[agent.index]
-                    for micro in micro_batches(own, self.args.micro_batch_tokens):
-                        scale = totals[agent.index] / len(own)
-                        engine.backward(self._loss(agent, micro, scale, settings[agent.index], outcome))
-                    trained += sum(sample.length for sample in own)
+            self._backward(group, engine, minibatch, totals, settings, outcome)
         norms = [engine.grad_norm() for engine in self.engines]
-        outcome.finite = all(math.isfinite(norm) for norm in norms)
+        outcome.finite = all(self.team.mesh.world.gather(all(math.isfinite(norm) for norm in norms)))
         for group, engine, norm in zip(self.team.trainable, self.engines, norms, strict=True):
             if not outcome.finite:
                 engine.zero_grad()
                 continue
             for agent in group:
-                outcome.add(f"agent_{agent.index}/grad_norm", norm)
-                outcome.add(
-                    f"agent_{agent.index}/grad_clipped_fraction", float(norm > (self.args.max_grad_norm or math.inf))
-                )
-                outcome.add(f"agent_{agent.index}/learning_rate", engine.learning_rate)
+                if self.team.mesh.agents[agent.index].is_first:
+                    limit = self.args.max_grad_norm or math.inf
+                    outcome.add(f"agent_{agent.index}/grad_norm", norm)
+                    outcome.add(f"agent_{agent.index}/grad_clipped_fraction", float(norm > limit))
+                    outcome.add(f"agent_{agent.index}/learning_rate", engine.learning_rate)
             engine.step(norm)
+        merged = merge(self.team.mesh.world.gather(outcome))
         seconds = time.perf_counter() - started
-        outcome.add("time/update_s", seconds)
-        outcome.add("throughput/trained_tokens_per_s", trained, seconds)
-        return outcome
+        merged.add("time/update_s", seconds)
+        merged.add("throughput/trained_tokens_per_s", sum(s.length for own in minibatch for s in own), seconds)
+        return merged
+
+    def _backward(
+        self,
+        group: Sequence[Agent],
+        engine: Engine | ZeroEngine,
+        minibatch: Sequence[Sequence[Sample]],
+        totals: Sequence[int],
+        settings: Sequence[PolicyLossSettings],
+        outcome: UpdateOutcome,
+    ) -> None:
+        """Gradients of the agents that train the same weights."""
+        policy, ranks = group[0].policy, self.team.mesh.agents[group[0].index]
+        lockstep = engine.lockstep or policy.base.shard is not None
+        micros = rank_micro_batches(
+            [minibatch[agent.index] for agent in group], ranks, self.args.micro_batch_tokens, lockstep
+        )
+        work = [(agent, micro) for agent, own in zip(group, micros, strict=True) for micro in own]
+        with policy.use():
+            for number, (agent, micro) in enumerate(work, start=1):
+                if micro is None:
+                    scored, _ = policy.logprobs(stand_in(), self.args.temperature)
+                    loss = 0.0 * scored.logprobs_L.sum()
+                else:
+                    scale = totals[agent.index] / len(minibatch[agent.index])
+                    loss = self._loss(agent, micro, scale, settings[agent.index], outcome)
+                engine.backward(loss, last=number == len(work))
 
     def _loss(
         self, agent: Agent, micro: MicroBatch, scale: float, settings: PolicyLossSettings, outcome: UpdateOutcome
@@ -136,13 +161,27 @@ class PolicyUpdate:
                 lengths_S=torch.tensor(lengths, device=device),
                 advantages_S=torch.tensor([s.advantage for s in micro.samples], device=device),
                 weights_S=torch.tensor([s.weight * scale for s in micro.samples], device=device),
-                old_logprobs_T=None if old[0] is None else torch.cat(old),
+                old_logprobs_T=None if old[0] is None else torch.cat(old).to(device),
                 entropy_T=scored.entropy_L,
             ),
             settings,
         )
         _record_loss(outcome, agent.index, micro.samples, outputs)
         return outputs.loss
+
+
+def merge(outcomes: Sequence[UpdateOutcome]) -> UpdateOutcome:
+    """One update as all ranks saw it: sums and counts add up, except that a largest value stays the largest."""
+    merged = UpdateOutcome(outcomes[0].finite)
+    for outcome in outcomes:
+        for name, (total, count) in outcome.metrics.items():
+            if name.endswith("/ratio_max"):
+                merged.metrics[name] = (max(total, merged.metrics.get(name, (0.0, 1.0))[0]), 1.0)
+            elif name.endswith("/loss"):
+                merged.metrics[name] = (merged.metrics.get(name, (0.0, 1.0))[0] + total, 1.0)
+            else:
+                merged.add(name, total, count)
+    return merged
 
 
 def _record_loss(outcome: UpdateOutcome, agent: int, samples: Sequence[Sample], outputs: PolicyLossOutputs) -> None:

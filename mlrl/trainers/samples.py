@@ -9,6 +9,7 @@ import torch
 
 from mlrl.estimators.weights import sample_weight
 from mlrl.models.prefix_tree import PrefixTree
+from mlrl.parallel.group import Group, spread
 from mlrl.rollout.tree import Node, Response, RolloutTree
 
 
@@ -83,6 +84,40 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> Iterator[MicroB
         scored[tree.add_chain(chain)] = sample
     if scored:
         yield MicroBatch(tree, [scored[number] for number in sorted(scored)])
+
+
+def rank_micro_batches(
+    samples: Sequence[Sequence[Sample]], group: Group, max_tokens: int, lockstep: bool
+) -> list[list[MicroBatch | None]]:
+    """This rank's micro-batches of each list of samples, which are spread over the group by their tokens.
+
+    With `lockstep` every rank has equally many of each list, filled up with None; else a rank may have none at all.
+    """
+    result = []
+    for own in samples:
+        owners = spread([_tokens(sample) for sample in own], group.size)
+        ranks = range(group.size) if lockstep else [group.index]
+        shares = {
+            rank: list(micro_batches([s for s, owner in zip(own, owners, strict=True) if owner == rank], max_tokens))
+            for rank in ranks
+        }
+        mine = shares[group.index]
+        most = max(len(share) for share in shares.values())
+        result.append([*mine, *[None] * (most - len(mine))])
+    return result
+
+
+def stand_in() -> PrefixTree:
+    """The smallest tree with a scored token: what a rank runs while others have more micro-batches than it."""
+    tree = PrefixTree()
+    tree.add_chain([([0], None), ([0], None)])
+    return tree
+
+
+def _tokens(sample: Sample) -> float:
+    """Tokens that a sample adds to a forward, its prompt shared among its siblings."""
+    prompt = sample.node.prompts[sample.agent]
+    return sample.length + (len(prompt.token_ids) - prompt.reused) / len(sample.node.responses[sample.agent])
 
 
 def _chain(node: Node, agent: int, generation: int) -> list[tuple[list[int], object]]:

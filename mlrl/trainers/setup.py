@@ -13,12 +13,18 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from mlrl.agents import Team
+from mlrl.agents import Agent, Team
 from mlrl.calling import shown
 from mlrl.config import AgentArguments, EvaluationConfig, TrainerConfig
 from mlrl.config_checks import check_field, setting_types
+from mlrl.config_rules import extra_ranks
 from mlrl.errors import ConfigError
+from mlrl.parallel.engine import Engine, OptimizerSettings
+from mlrl.parallel.group import Group
 from mlrl.parallel.launch import Launch
+from mlrl.parallel.lifeline import Lifeline
+from mlrl.parallel.mesh import Mesh, plan_ranks
+from mlrl.parallel.zero import ZeroEngine, fetch_with
 from mlrl.rollout.collect import Collector
 from mlrl.rollout.prompts import tokenize_prompt
 from mlrl.rollout.sampler import Sampler
@@ -44,11 +50,12 @@ class PreparedTeam:
     dtype: torch.dtype
     options: dict[str, Any]
 
-    def load(self, trainable: bool = True) -> Collector:
+    def load(self, trainable: bool = True, mesh: Mesh | None = None) -> Collector:
         """Reads the weights; the collector holds the team, its sampler and its environment.
 
         Args:
             trainable: False adds no adapter that a model does not have, and nothing can be trained.
+            mesh: which ranks hold which agent; default: all in this process.
         """
         team = Team.load(
             _agent_arguments(self.args),
@@ -57,6 +64,8 @@ class PreparedTeam:
             device=self.launch.device,
             dtype=self.dtype,
             seed=self.args.seed,
+            mesh=mesh,
+            zero=self.launch.zero if self.launch.zero_stage == 3 and trainable else None,
             trainable=trainable,
             **self.options,
         )
@@ -100,6 +109,46 @@ def prepare_team(
         _check_reference(args, sources)
     _check_first_prompts(args, environment, tokenizers, limits)
     return PreparedTeam(args, launch, environment, sources, tokenizers, limits, dtype, options)
+
+
+def make_mesh(args: TrainerConfig | EvaluationConfig, launch: Launch, num_agents: int) -> Mesh:
+    """The groups of ranks that hold each agent and what has ranks of its own, with the lifeline between all ranks.
+
+    Raises:
+        ConfigError: the ranks do not come out even.
+    """
+    placed = isinstance(args, TrainerConfig)
+    agents, extras = plan_ranks(
+        launch.world_size,
+        num_agents,
+        args.placement if placed else "shared",
+        args.ranks_per_agent if placed else None,
+        extra_ranks(args) if placed else None,
+    )
+    mesh = Mesh.create(launch.rank, launch.world_size, agents, extras)
+    Lifeline.start(mesh.world)
+    return mesh
+
+
+def make_engine(
+    agents: Sequence[Agent], group: Group, settings: OptimizerSettings, zero: dict[str, Any] | None
+) -> Engine | ZeroEngine:
+    """The optimization of the weights that these agents train.
+
+    Args:
+        agents: those that train the same weights.
+        group: the ranks that hold them.
+        zero: ZeRO settings; at stage 3 adapters stay whole beside their sharded base.
+    """
+    policy, parameters = agents[0].policy, agents[0].parameters
+    if zero is None or (zero["stage"] == 3 and policy.adapter is not None):
+        return Engine(parameters, settings, group)
+    module = policy.base.scorer if policy.adapter is None else nn.ParameterList(parameters)
+    engine = ZeroEngine(module, parameters, settings, zero, group)
+    if engine.shard is not None:
+        policy.base.shard = engine.shard
+        fetch_with(policy.base.scorer, policy.base.scorer.head_weight)
+    return engine
 
 
 def whole_task(task: Task | None, pieces: dict[str, Any]) -> Task:

@@ -1,0 +1,200 @@
+"""DeepSpeed ZeRO for one entity over its own ranks (2010.02054 offloads; stages as in 1910.02054).
+
+`ZeroEngine` optimizes weights: stage 1 shards the optimizer's states and float32 masters, stage 2 the gradients too,
+stage 3 the weights as well. `ShardedBase` shards a network that is not trained itself, as the frozen base under LoRA
+adapters at stage 3; the adapters, which are small, then lie whole on every rank under a data-parallel `Engine`.
+
+Engines are made directly, over the entity's process group, from the ZeRO settings of the launch configuration alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from mlrl.parallel.engine import OptimizerSettings
+from mlrl.parallel.group import Group
+
+
+class ZeroEngine:
+    """Weights under DeepSpeed ZeRO; the interface of `mlrl.parallel.engine.Engine`.
+
+    Args:
+        module: what is called in the forward pass; at stage 3 its parts fetch their weights as they run.
+        parameters: those trained.
+        zero: `zero_optimization` settings.
+        group: the ranks that hold this entity.
+    """
+
+    lockstep = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        settings: OptimizerSettings,
+        zero: dict[str, Any],
+        group: Group,
+    ):
+        self.parameters, self.settings, self.group, self.updates = list(parameters), settings, group, 0
+        self.stage = zero["stage"]
+        optimizer = torch.optim.AdamW(
+            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        config = _config(zero, self.parameters[0].dtype, settings.max_grad_norm)
+        self.engine = _initialize(module, config, group, optimizer)
+        self.optimizer = self.engine.optimizer
+
+    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
+        """Adds a loss's gradients; on the `last` of an update they are complete and sharded over the ranks."""
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * self.group.size)  # DeepSpeed takes means over ranks, losses here are sums
+        if not last:
+            self.engine.step()  # counts a micro-batch
+
+    def grad_norm(self) -> float:
+        """L2 norm of the gradients of all ranks; inf where one is not finite."""
+        if self.stage == 3:
+            from deepspeed.runtime.utils import combine_grad_norm_groups
+
+            norm = float(combine_grad_norm_groups(self.optimizer._get_norm_groups()))
+        else:
+            norm = float(self.optimizer.scaled_global_norm())
+        return norm if norm >= 0 else math.inf  # DeepSpeed's word for NaN and inf is -1
+
+    def step(self, grad_norm: float) -> None:
+        """Clips by the norm of all gradients and updates the weights."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self.engine.step()
+        self.updates += 1
+
+    def zero_grad(self) -> None:
+        """Drops what has accumulated, by the way DeepSpeed itself takes when a gradient is not finite."""
+        for gradients in self.optimizer.averaged_gradients.values():
+            for gradient in gradients or []:
+                gradient.fill_(math.inf)
+        self.engine.step()
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next update."""
+        return self.settings.rate(self.updates)
+
+    @property
+    def shard(self) -> Shard | None:
+        """The weights as they are sharded; None below stage 3, where every rank has them whole."""
+        return Shard(list(self.engine.module.parameters()), self.optimizer.parameter_offload) if self.stage == 3 else None
+
+
+class Shard:
+    """Weights of which every rank holds a part."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], offload: Any):
+        self.parameters, self.offload = list(parameters), offload
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Every rank has all weights inside; a call of all ranks together.
+
+        The hooks that fetch and release a layer's weights as it runs sleep meanwhile: they would release what the next
+        token needs, and sampling would leave a trace of fetches that the training pass does not follow.
+        """
+        import deepspeed
+        from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
+
+        self.offload.release_backward_leftovers()
+        self.offload.get_param_coordinator()._clean_inflight_param_registry()
+        for parameter in self.parameters:
+            parameter.ds_active_sub_modules.clear()
+        self.offload.pre_sub_module_forward_function = FWD_MODULE_STACK.append  # which a hook pops afterwards
+        self.offload.post_sub_module_forward_function = lambda module: None
+        try:
+            with deepspeed.zero.GatheredParameters(self.parameters):
+                yield
+        finally:
+            del self.offload.pre_sub_module_forward_function, self.offload.post_sub_module_forward_function
+
+
+def shard_frozen(module: nn.Module, zero: dict[str, Any], group: Group) -> Shard:
+    """Shards a network that is not trained; parts added to it afterwards (adapters) stay whole on every rank."""
+    parameters = list(module.parameters())
+    engine = _initialize(module, _config(zero, parameters[0].dtype, None), group, None)
+    return Shard(parameters, engine.optimizer)
+
+
+def fetch_with(module: nn.Module, parameter: nn.Parameter) -> None:
+    """A module reads a weight of another one in its own forward (a head whose weight is used by itself)."""
+    import deepspeed
+
+    deepspeed.zero.register_external_parameter(module, parameter)
+
+
+def count(parameter: nn.Parameter) -> int:
+    """Elements of a weight over all ranks."""
+    return parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel()
+
+
+class _Ranks:
+    """The entity's ranks, in the words that DeepSpeed asks."""
+
+    def __init__(self, group: Group):
+        self.group = group
+
+    def get_data_parallel_group(self):
+        return self.group.tensors
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        return list(self.group.ranks)
+
+    def get_data_parallel_world_size(self) -> int:
+        return self.group.size
+
+    def get_data_parallel_rank(self) -> int:
+        return self.group.index
+
+    def get_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    def get_model_parallel_group(self):
+        return None
+
+
+def _config(zero: dict[str, Any], dtype: torch.dtype, max_grad_norm: float | None) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": zero,
+        "gradient_clipping": max_grad_norm or 0.0,
+        "bf16": {"enabled": dtype == torch.bfloat16, "check_grad_overflow": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    }
+
+
+def _initialize(module: nn.Module, config: dict[str, Any], group: Group, optimizer: Any):
+    import deepspeed
+    from deepspeed import comm
+    from deepspeed.runtime.zero import partitioned_param_coordinator
+
+    # a check that all processes run the same layers, of all of the launch: agents on ranks of their own do not
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda ints: None
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if not comm.is_initialized():
+        # compiled on first use for reductions between CPU processes, which hangs where a compile was cut short before
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        comm.init_distributed(auto_mpi_discovery=False)
+    mpu = _Ranks(group) if group.tensors is not None else None
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, mpu=mpu)
+    return engine

@@ -1,0 +1,115 @@
+"""Trains the same small run under several layouts in one launch, and writes what each did.
+
+    accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
+
+SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0-3, "args": {config field: value}}]}. OUT/<name>.json holds texts,
+losses and what each rank held; OUT/<name>-agent_i.pt the change of agent i's trained weights.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from mlrl.parallel.zero import count
+from mlrl.task import Task
+from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
+
+STEPS = 3
+ROWS = [{"prompt": p} for p in ("The sea is", "Tell me about the old town and the river.", "A city", "Why", "ships go", "x")]
+
+
+def reward(*completions: list[str]) -> list[float]:
+    """Smooth in every agent's letters, so that no two responses of a node earn the same."""
+    return [sum(len(set(text)) * (i + 1) for i, text in enumerate(joint)) / 50 for joint in zip(*completions, strict=True)]
+
+
+def transition(prompt: str, agent_completions: list[str]) -> list[str]:
+    return [f"{prompt} again: {text[:8]}" for text in agent_completions]
+
+
+def set_zero(stage: int, offload: bool) -> None:
+    """What `accelerate launch` sets for a DeepSpeed configuration."""
+    values = {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage),
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu" if offload else "none",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "cpu" if offload and stage == 3 else "none",
+    }
+    for name, value in values.items():
+        os.environ[name] = value
+        if not stage:
+            del os.environ[name]
+
+
+def train(spec: dict, layout: dict, out: Path) -> None:
+    set_zero(layout.get("zero", 0), layout.get("offload", False))
+    args = dict(layout.get("args", {}))
+    agents = layout.get("agents")
+    trainer = MAGRPOTrainer(
+        agent_model=None if agents else spec["model"],
+        agents=agents,
+        num_agents=layout.get("num_agents", 2) if not agents else None,
+        task=Task(reward_func=reward, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
+        wandb_config={"config_sections": {"output": {"verbose": False}}},
+        args=MAGRPOConfig(
+            output_dir=str(out / "runs"),
+            run_name=layout["name"],
+            eval_interval=2,
+            completions_steps=1,
+            num_train_epochs=STEPS,
+            max_steps=STEPS,
+            **{"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3, **args},
+        ),
+    )
+    before = weights(trainer)
+    held = [{agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in trainer.team.agents if agent.is_here}]
+    trainer.train()
+    for index, (old, new) in enumerate(zip(before, weights(trainer), strict=True)):
+        if new is not None and trainer.mesh.agents[index].is_first:
+            torch.save([b - a for a, b in zip(old, new, strict=True)], out / f"{layout['name']}-agent_{index}.pt")
+    held = trainer.world.gather(held[0])
+    if trainer.launch.is_main:
+        run = trainer.run_folder
+        metrics = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        files = sorted(run.completions.glob("*.jsonl"))
+        nodes = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        content = {
+            "texts": [node["responses"] for node in nodes],
+            "rewards": [node["rewards"] for node in nodes],
+            "metrics": [{k: v for k, v in row.items() if not k.startswith(("time/", "memory", "throughput"))} for row in metrics],
+            "held": held,
+            "parameters": trainer.team_parameters if hasattr(trainer, "team_parameters") else None,
+        }
+        (out / f"{layout['name']}.json").write_text(json.dumps(content))
+        print("done", layout["name"], flush=True)
+    trainer.world.barrier()
+
+
+def weights(trainer) -> list[list[torch.Tensor] | None]:
+    """Copies of every agent's trained weights that live here, whole."""
+    copies = []
+    for agent in trainer.team.agents:
+        if not agent.is_here:
+            copies.append(None)
+            continue
+        with agent.base.whole():
+            copies.append([p.detach().clone() for p in agent.parameters])
+    return copies
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(500, exit=True)
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    out = Path(sys.argv[2])
+    for layout in spec["layouts"]:
+        train(spec, layout, out)
+
+
+if __name__ == "__main__":
+    main()
