@@ -80,6 +80,7 @@ class Base:
         self.model: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
         self.language_model = LanguageModel(self.model, name, attn_implementation)
         self.scorer = Scorer(self.language_model)
+        self.score: nn.Module = self.scorer  # what runs it: itself, or an engine around it
         self.shard: Shard | None = None
         if self.peft_model is not None:
             self._route()
@@ -207,4 +208,4 @@ class Policy:
             (log-probs and entropies, each flat over all scored tokens, (S,)), and the tokens a scored segment.
         """
         packed = tree.pack(self.base.language_model.device)
-        return LogProbs(*self.base.scorer(packed, temperature, entropy)), packed.lengths
+        return LogProbs(*self.base.score(packed, temperature, entropy)), packed.lengths

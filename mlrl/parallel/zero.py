@@ -26,8 +26,9 @@ class ZeroEngine:
     """Weights under DeepSpeed ZeRO; the interface of `mlrl.parallel.engine.Engine`.
 
     Args:
-        module: what is called in the forward pass; at stage 3 its parts fetch their weights as they run.
         parameters: those trained.
+        module: what owns them all; its forward passes then go through `forward`, and at stage 3 its parts fetch their
+            weights as they run. None: they are part of something that is not trained, as adapters are.
         zero: `zero_optimization` settings.
         group: the ranks that hold this entity.
     """
@@ -36,25 +37,30 @@ class ZeroEngine:
 
     def __init__(
         self,
-        module: nn.Module,
         parameters: Sequence[nn.Parameter],
         settings: OptimizerSettings,
         zero: dict[str, Any],
         group: Group,
+        module: nn.Module | None = None,
     ):
         self.parameters, self.settings, self.group, self.updates = list(parameters), settings, group, 0
+        self._passes_losses = module is None
         self.stage = zero["stage"]
-        optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
+        optimizer = torch.optim.AdamW(self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         config = _config(zero, self.parameters[0].dtype, settings.max_grad_norm)
-        self.engine = _initialize(module, config, group, optimizer)
+        self.engine = _initialize(module or _Weights(self.parameters), config, group, optimizer)
         self.optimizer = self.engine.optimizer
+
+    @property
+    def forward(self) -> nn.Module:
+        """What to call in place of the module."""
+        return self.engine
 
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
         """Adds a loss's gradients; on the `last` of an update they are complete and sharded over the ranks."""
         self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss * self.group.size)  # DeepSpeed takes means over ranks, losses here are sums
+        loss = loss * self.group.size  # DeepSpeed takes means over ranks, losses here are sums
+        self.engine.backward(self.engine(loss) if self._passes_losses else loss)
         if not last:
             self.engine.step()  # counts a micro-batch
 
@@ -91,6 +97,17 @@ class ZeroEngine:
     def shard(self) -> Shard | None:
         """The weights as they are sharded; None below stage 3, where every rank has them whole."""
         return Shard(list(self.engine.module.parameters()), self.optimizer.parameter_offload) if self.stage == 3 else None
+
+
+class _Weights(nn.Module):
+    """Weights that are used elsewhere; a loss passes through, which for DeepSpeed is the forward pass."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]):
+        super().__init__()
+        self.weights = nn.ParameterList(parameters)
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
 
 
 class Shard:

@@ -143,10 +143,11 @@ def make_engine(
     policy, parameters = agents[0].policy, agents[0].parameters
     if zero is None or (zero["stage"] == 3 and policy.adapter is not None):
         return Engine(parameters, settings, group)
-    module = policy.base.scorer if policy.adapter is None else nn.ParameterList(parameters)
-    engine = ZeroEngine(module, parameters, settings, zero, group)
+    if policy.adapter is not None:
+        return ZeroEngine(parameters, settings, zero, group)
+    engine = ZeroEngine(parameters, settings, zero, group, policy.base.scorer)
+    policy.base.score, policy.base.shard = engine.forward, engine.shard
     if engine.shard is not None:
-        policy.base.shard = engine.shard
         fetch_with(policy.base.scorer, policy.base.scorer.head_weight)
     return engine
 
