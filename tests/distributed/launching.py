@@ -52,14 +52,15 @@ class Job:
 
     def __init__(self, command: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None):
         self._mark = uuid.uuid4().hex
-        self._stdout, self._stderr = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+        # files: a full pipe would stop the job, and one held open would hide its end
+        self._stdout, self._stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self._started = time.perf_counter()
         self._process = subprocess.Popen(
             list(map(str, command)),
             env={**_environment(), **(env or {}), _MARK: self._mark},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
-            stdout=self._stdout,  # files: a full pipe would stop the job, and one held open would hide its end
+            stdout=self._stdout,
             stderr=self._stderr,
             start_new_session=True,
         )

@@ -7,16 +7,11 @@ import pytest
 
 from tests.distributed.launching import Job, launch, start
 
-SUM = """
-import sys, torch
-from accelerate import PartialState
-state = PartialState(cpu=True)
-total = torch.tensor(float(state.process_index + 1))
-torch.distributed.all_reduce(total)
-print(f"rank {state.process_index} of {state.num_processes} total {total.item()} flags {sys.argv[1:]}", flush=True)
-state.destroy_process_group()
+# no library in these: they are about processes
+PLACE = """
+import os, sys
+print("rank", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MINE")), sys.argv[1:])
 """
-# no library: these tests are about processes
 FAIL = """
 import os, time
 if os.environ["RANK"] == "1":
@@ -36,12 +31,10 @@ def write(folder, text: str):
     return folder / "probe.py"
 
 
-def test_ranks_reach_each_other(tmp_path):
-    finished = launch(write(tmp_path, SUM), ["--seed", "two words"], processes=2, timeout=60)
+def test_ranks_get_their_place_flags_and_variables(tmp_path):
+    finished = launch(write(tmp_path, PLACE), ["--seed", "two words"], processes=2, env={"MINE": "7"}, timeout=60)
     assert finished.returncode == 0, finished
-    lines = sorted(line for line in finished.stdout.splitlines() if line.startswith("rank"))
-    # 1 + 2
-    assert lines == [f"rank {rank} of 2 total 3.0 flags ['--seed', 'two words']" for rank in (0, 1)]
+    assert sorted(finished.stdout.splitlines()) == [f"rank {rank} 2 1 7 ['--seed', 'two words']" for rank in (0, 1)]
     assert 0 < finished.seconds < 60
 
 
