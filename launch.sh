@@ -4,8 +4,10 @@
 #   ./launch.sh [OPTIONS] SCRIPT [FLAGS]         accelerate launch OPTIONS SCRIPT FLAGS
 #   ./launch.sh test [PYTEST OPTIONS]            the tests
 # Environment:
-#   PROCESSES_PER_MACHINE                        default: the GPUs here, else 1
+#   PROCESSES_PER_MACHINE                        default: the GPUs here, else 1; with a --config_file of yours that says
+#                                                use_cpu, as many as it says
 #   NUM_MACHINES MACHINE_RANK MASTER_ADDR MASTER_PORT   several machines, one such line on each; under Slurm from SLURM_*
+# What these say wins over a --config_file, and OPTIONS win over both.
 #   PYTHON                                       the Python (3.10 or later) to make .venv with, default python3
 #   MLRL_DRY_RUN=1                               only print the command that would start
 set -euo pipefail
@@ -59,12 +61,35 @@ set_up() {
 }
 
 interface_to() { # the network interface on the route to host $1; a connected UDP socket sends nothing
-  "$py" -c 'import socket, sys, psutil
-family, kind, _, _, address = socket.getaddrinfo(sys.argv[1], 9, type=socket.SOCK_DGRAM)[0]
-(probe := socket.socket(family, kind)).connect(address)
-own = probe.getsockname()[0]
+  # A machine's own name often stands for loopback, which no other machine reaches: then the one of the default route.
+  "$py" -c 'import ipaddress, socket, sys, psutil
+host = sys.argv[1]
+for target in (host, "192.0.2.1"):
+    family, kind, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+    (probe := socket.socket(family, kind)).connect(address)
+    own = probe.getsockname()[0]
+    if host == "localhost" or host.startswith("127.") or not ipaddress.ip_address(own).is_loopback:
+        break
 print(next(name for name, nets in psutil.net_if_addrs().items() if own in [net.address for net in nets]))' \
     "$1" 2>/dev/null
+}
+
+read_options() { # what stands before the script: sets config, asked (--num_processes) and chosen (how processes start)
+  while (($#)) && [[ $1 != *.py ]]; do
+    case ${1//-/_} in
+      __config_file=*) config=${1#*=} ;;
+      __config_file) config=${2-} ;;
+      __num_processes=*) asked=${1#*=} ;;
+      __num_processes) asked=${2-} ;;
+      __cpu | __multi_gpu | __tpu | __use_deepspeed | __use_fsdp | __use_megatron_lm) chosen=1 ;;
+    esac
+    shift
+  done
+  [[ -z $config || -r $config ]] || die "--config_file $config: no such file."
+}
+
+setting() { # $1 of the user's own configuration file, if it says
+  [[ -z $config ]] || sed -n "s/^$1: *['\"]\{0,1\}\([^'\"# ]*\).*/\1/p" "$config" | tail -n 1
 }
 
 [[ ${1-} != -h && ${1-} != --help ]] || { sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit; }
@@ -75,24 +100,41 @@ if [[ ${1-} == test ]]; then
   processes=1 command=("$py" -m pytest "${@:2}")
 else
   (($#)) || set -- "$root/train/magrpo.py"
-  processes=${PROCESSES_PER_MACHINE:-$((gpus > 0 ? gpus : 1))}
-  machines=${NUM_MACHINES:-${SLURM_NNODES:-1}} rank=${MACHINE_RANK:-${SLURM_NODEID:-0}}
-  whole PROCESSES_PER_MACHINE "$processes" 1 && whole NUM_MACHINES "$machines" 1 && whole MACHINE_RANK "$rank" 0
+  config='' asked='' chosen=''
+  read_options "$@"
+  machines=${NUM_MACHINES:-${SLURM_STEP_NUM_NODES:-${SLURM_NNODES:-$(setting num_machines)}}} machines=${machines:-1}
+  rank=${MACHINE_RANK:-${SLURM_NODEID:-0}}
+  whole NUM_MACHINES "$machines" 1 && whole MACHINE_RANK "$rank" 0
   ((rank < machines)) || die "MACHINE_RANK=$rank: with NUM_MACHINES=$machines it must be 0 to $((machines - 1))."
+  [[ -n ${NUM_MACHINES-} || ${SLURM_LOCALID:-0} == 0 ]] ||
+    die "SLURM_LOCALID=$SLURM_LOCALID: start it once a machine, with srun --ntasks-per-node=1."
+  processes=$((gpus > 0 ? gpus : 1)) of_file=$(setting num_processes) machines_of_file=$(setting num_machines)
+  if [[ $(setting use_cpu) == [Tt]rue && $of_file =~ ^[0-9]+$ ]]; then
+    processes=$((of_file / ${machines_of_file:-1}))
+  fi
+  processes=${PROCESSES_PER_MACHINE:-$processes}
+  whole PROCESSES_PER_MACHINE "$processes" 1
+  [[ -z $asked ]] || { whole --num_processes "$asked" "$machines" && processes=$((asked / machines)); }
   total=$((processes * machines)) launch=(--quiet)
-  ((gpus > 0)) || launch+=(--config_file "$root/accelerate_configs/cpu.yaml")
+  [[ -n $config ]] || ((gpus > 0)) || launch+=(--config_file "$root/accelerate_configs/cpu.yaml")
   launch+=(--num_processes "$total" --num_machines "$machines" --machine_rank "$rank")
   if ((machines > 1)); then
-    address=${MASTER_ADDR:-$(scontrol show hostnames "${SLURM_NODELIST-}" 2>/dev/null | head -n 1 || true)}
+    nodes=${SLURM_STEP_NODELIST:-${SLURM_NODELIST-}}
+    address=${MASTER_ADDR:-$(scontrol show hostnames "$nodes" 2>/dev/null | head -n 1 || true)}
     [[ -n $address ]] || die "NUM_MACHINES=$machines needs MASTER_ADDR, the address of the machine of rank 0."
     launch+=(--main_process_ip "$address" --main_process_port "${MASTER_PORT:-$((29500 + ${SLURM_JOB_ID:-0} % 1000))}")
-    if ((gpus == 0)) && [[ -z ${GLOO_SOCKET_IFNAME-} ]]; then
+    launch+=(--deepspeed_multinode_launcher standard) # each machine starts its own processes, also with DeepSpeed
+    if [[ -z ${GLOO_SOCKET_IFNAME-} ]]; then # with GPUs too: objects travel by gloo
       GLOO_SOCKET_IFNAME=$(interface_to "$address") || die "MASTER_ADDR=$address: no network interface leads to it."
       export GLOO_SOCKET_IFNAME
     fi
   fi
-  if [[ $1 == *.py ]]; then # no options of the user's own: say how the processes start
-    if ((total > 1)); then launch+=(--multi_gpu); elif ((gpus == 0)); then launch+=(--cpu); fi
+  if [[ -z $config$chosen ]]; then # nothing of the user's own says how the processes start
+    if ((total > 1)); then
+      launch+=(--multi_gpu)
+    elif ((gpus == 0)) && [[ -z $asked ]]; then
+      launch+=(--cpu)
+    fi
   fi
   command=("$py" -m accelerate.commands.launch "${launch[@]}" "$@")
 fi

@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -83,9 +84,69 @@ def test_script_flags_pass_unchanged_and_last(dry_run):
 
 
 def test_options_before_the_script_reach_accelerate_after_the_defaults(dry_run):
-    _, command = dry_run("--config_file", "my.yaml", "--num_processes", "3", "job.py", "--seed", "1")
-    assert command[-7:] == ["--config_file", "my.yaml", "--num_processes", "3", "job.py", "--seed", "1"]
+    variables, command = dry_run("--mixed_precision", "no", "--num_processes", "3", "job.py", "--seed", "1")
+    assert command[-7:] == ["--mixed_precision", "no", "--num_processes", "3", "job.py", "--seed", "1"]
     assert "--cpu" not in command  # it would start one process whatever the options say
+    assert variables["OMP_NUM_THREADS"] == "1"  # 2 cores, 3 processes
+
+
+def test_own_way_to_start_is_left_alone(dry_run, tmp_path):
+    gpus(tmp_path, 4)
+    for way in ("--use_deepspeed", "--cpu", "--use-fsdp"):
+        _, command = dry_run(way, "job.py")
+        assert command[-2:] == [way, "job.py"]
+        assert "--multi_gpu" not in command
+    _, command = dry_run("--mixed_precision", "bf16", "job.py", NUM_MACHINES="1", PROCESSES_PER_MACHINE="2")
+    assert "--multi_gpu" in command  # else accelerate would start one process on a machine of one GPU, and no group
+
+
+# --- configuration files of the user's own -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", [("--config_file", "{}"), ("--config_file={}",), ("--config-file", "{}")])
+def test_own_config_file_is_the_only_one(dry_run, spelling):
+    file = str(ROOT / "accelerate_configs/cpu_zero2.yaml")
+    words = [word.format(file) for word in spelling]
+    _, command = dry_run(*words, "job.py", "--config_file", "of the script")
+    assert command[-len(words) - 3 :] == [*words, "job.py", "--config_file", "of the script"]
+    assert sum("cpu.yaml" in word for word in command) == 0
+    assert not {"--cpu", "--multi_gpu"} & set(command)  # accelerate refuses them beside a DeepSpeed file
+
+
+def test_processes_of_a_cpu_file_count_where_no_variable_says(dry_run, tmp_path):
+    file = str(ROOT / "accelerate_configs/cpu_zero3.yaml")  # num_processes: 2
+    variables, command = dry_run("--config_file", file, "job.py")
+    assert option(command, "--num_processes") == "2"
+    assert variables["OMP_NUM_THREADS"] == "1"  # 2 cores, 2 processes
+    _, command = dry_run("--config_file", file, "job.py", PROCESSES_PER_MACHINE="4")
+    assert option(command, "--num_processes") == "4"
+    gpus(tmp_path, 8)
+    _, command = dry_run("--config_file", file, "job.py")  # it keeps off the GPUs
+    assert option(command, "--num_processes") == "2"
+
+
+def test_gpus_here_win_over_the_processes_of_a_gpu_file(dry_run, tmp_path):
+    gpus(tmp_path, 4)
+    _, command = dry_run("--config_file", str(ROOT / "accelerate_configs/zero3.yaml"), "job.py")  # num_processes: 8
+    assert option(command, "--num_processes") == "4"
+    assert option(command, "--num_machines") == "1"
+    assert not {"--cpu", "--multi_gpu"} & set(command)
+
+
+def test_machines_of_a_file_count_where_no_variable_says(dry_run, tmp_path):
+    gpus(tmp_path, 8)
+    file = str(ROOT / "accelerate_configs/multi_node_zero3.yaml")  # num_machines: 2
+    place = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "eth7"}
+    _, command = dry_run("--config_file", file, "job.py", MACHINE_RANK="1", **place)
+    assert option(command, "--num_machines") == "2"
+    assert option(command, "--num_processes") == "16"
+    _, command = dry_run("--config_file", file, "job.py", NUM_MACHINES="3", MACHINE_RANK="2", **place)
+    assert option(command, "--num_machines") == "3"
+    assert option(command, "--num_processes") == "24"
+    assert option(command, "--deepspeed_multinode_launcher") == "standard"
+    _, command = dry_run("--config_file", file, "job.py", NUM_MACHINES="1")
+    assert option(command, "--num_machines") == "1"
+    assert "--main_process_ip" not in command
 
 
 def test_several_processes_share_the_cores(dry_run):
@@ -138,6 +199,23 @@ def test_slurm_tells_the_machines(dry_run, tmp_path):
     assert option(command, "--main_process_port") == "29734"  # 29500 + 81234 mod 1000
     _, command = dry_run("job.py", NUM_MACHINES="1", MACHINE_RANK="0", **slurm)
     assert "--main_process_ip" not in command
+    # a step on one machine of the three
+    _, command = dry_run("job.py", **{**slurm, "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"})
+    assert option(command, "--num_machines") == "1"
+
+
+def test_interface_with_gpus_and_behind_a_name_for_loopback(dry_run, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    if not (ROOT / ".venv/bin/python").exists():
+        pytest.skip("looks the interface up with the Python of .venv")
+    gpus(tmp_path, 1)  # objects travel by gloo there too
+    variables, command = dry_run("job.py", NUM_MACHINES="2", MASTER_ADDR="127.0.0.1")
+    assert variables["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "--multi_gpu" in command  # one process a machine is two in all
+    others = {name for name in psutil.net_if_addrs() if name != "lo"}
+    if socket.gethostbyname(socket.gethostname()).startswith("127.") and others:
+        variables, _ = dry_run("job.py", NUM_MACHINES="2", MASTER_ADDR=socket.gethostname())
+        assert variables["GLOO_SOCKET_IFNAME"] in others
 
 
 @pytest.mark.parametrize(
@@ -147,6 +225,7 @@ def test_slurm_tells_the_machines(dry_run, tmp_path):
         ({"NUM_MACHINES": "two"}, "NUM_MACHINES=two: it must be a whole number from 1"),
         ({"NUM_MACHINES": "2"}, "NUM_MACHINES=2 needs MASTER_ADDR"),
         ({"NUM_MACHINES": "2", "MACHINE_RANK": "2"}, "MACHINE_RANK=2: with NUM_MACHINES=2 it must be 0 to 1"),
+        ({"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_LOCALID": "3"}, "SLURM_LOCALID=3: start it once a machine"),
         ({"NUM_MACHINES": "2", "MASTER_ADDR": "256.0.0.1"}, "MASTER_ADDR=256.0.0.1: no network interface leads to it"),
     ],
 )
@@ -156,6 +235,13 @@ def test_wrong_variables_are_one_line(bin_path, variables, message):
     assert result.returncode == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_absent_config_file_is_one_line(bin_path):
+    command = [ROOT / "launch.sh", "--config_file", "nowhere.yaml", "job.py"]
+    env = environment(PATH=bin_path, MLRL_DRY_RUN="1")
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (2, "launch.sh: --config_file nowhere.yaml: no such file.\n")
 
 
 def test_test_and_help(dry_run, bin_path):
