@@ -118,7 +118,7 @@ class PlacementArguments:
     ranks_per_agent: list[int] | None = None
     """Ranks of each agent where they are split; None: even"""
     reference_ranks: Literal["agents"] | int = "agents"
-    """agents: the reference policy is where its agent is; or a count of further ranks"""
+    """Ranks of the reference policy: agents (its agent's), or a count of more"""
 
 
 @dataclass(kw_only=True)

@@ -75,7 +75,7 @@ def check_placement(config: Any, num_agents: int | None) -> list[str]:
             "Leave one of them out."
         )
     if config.ranks_per_agent is not None:
-        count = num_agents or config.num_agents or len(config.agents or ()) or DEFAULT_NUM_AGENTS
+        count = num_agents or config.num_agents or len(config.agents or config.ranks_per_agent)
         if config.placement != "split":
             raise ConfigError(
                 f"ranks_per_agent={config.ranks_per_agent!r}: placement={config.placement!r} puts every agent on every "

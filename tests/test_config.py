@@ -89,6 +89,8 @@ UNKNOWN_WORD = [
     ("dtype", "float16", "Use bfloat16"),
     ("joint_mode", "crossed", "Did you mean 'cross'?"),
     ("early_termination_scope", "branch", "node or joint"),
+    ("placement", "splitted", "Did you mean 'split'?"),
+    ("reference_ranks", "agent", "Did you mean 'agents'?"),
     ("lr_scheduler", "cosin", "Did you mean 'cosine'?"),
     ("advantage_mode", "grpo", "raw, mean, rloo, max or greedy"),
     ("advantage_normalization", "group", "none, node or batch, or True or False"),

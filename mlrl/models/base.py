@@ -45,9 +45,7 @@ class Scorer(nn.Module):
         """Read here outside of the layer it belongs to."""
         return self._language_model.head.weight
 
-    def forward(
-        self, packed: PackedTree, temperature: float, entropy: str
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, packed: PackedTree, temperature: float, entropy: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs and entropies, each flat over all scored tokens, (S,)."""
         model = self._language_model
         hidden = model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]

@@ -89,7 +89,9 @@ class Group:
             return
         bucket: list[torch.Tensor] = []
         for tensor in tensors:
-            if bucket and (sum(t.numel() for t in bucket) + tensor.numel() > _BUCKET or tensor.dtype != bucket[0].dtype):
+            if bucket and (
+                sum(t.numel() for t in bucket) + tensor.numel() > _BUCKET or tensor.dtype != bucket[0].dtype
+            ):
                 self._sum_bucket(bucket)
                 bucket = []
             bucket.append(tensor)

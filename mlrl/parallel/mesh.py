@@ -84,9 +84,7 @@ def plan_ranks(
     for_agents = world_size - sum(extras.values())
     taken = "".join(f", {count} of them for {name}_ranks" for name, count in extras.items())
     if for_agents < 1:
-        raise ConfigError(
-            f"num_processes={world_size}{taken}: no rank is left for the agents. Start more processes"
-        )
+        raise ConfigError(f"num_processes={world_size}{taken}: no rank is left for the agents. Start more processes")
     if placement == "shared":
         if ranks_per_agent is not None:
             raise ConfigError(
@@ -117,8 +115,7 @@ def _blocks(ranks: int, num_agents: int, sizes: Sequence[int] | None, launched: 
         )
     if sum(sizes) != ranks:
         raise ConfigError(
-            f"ranks_per_agent={list(sizes)!r}, {launched}: adds up to {sum(sizes)} of {ranks} ranks. "
-            "Make them agree"
+            f"ranks_per_agent={list(sizes)!r}, {launched}: adds up to {sum(sizes)} of {ranks} ranks. Make them agree"
         )
     starts = [sum(sizes[:agent]) for agent in range(num_agents)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -96,7 +96,9 @@ class ZeroEngine:
     @property
     def shard(self) -> Shard | None:
         """The weights as they are sharded; None below stage 3, where every rank has them whole."""
-        return Shard(list(self.engine.module.parameters()), self.optimizer.parameter_offload) if self.stage == 3 else None
+        return (
+            Shard(list(self.engine.module.parameters()), self.optimizer.parameter_offload) if self.stage == 3 else None
+        )
 
 
 class _Weights(nn.Module):
@@ -213,5 +215,19 @@ def _initialize(module: nn.Module, config: dict[str, Any], group: Group, optimiz
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         comm.init_distributed(auto_mpi_discovery=False)
     mpu = _Ranks(group) if group.tensors is not None else None
-    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, mpu=mpu)
+    with _barriers_within(group):
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, mpu=mpu)
     return engine
+
+
+@contextmanager
+def _barriers_within(group: Group) -> Iterator[None]:
+    """DeepSpeed's set-up waits for all processes of the launch; other ranks may have other things to set up."""
+    from deepspeed import comm
+
+    everyone = comm.barrier
+    comm.barrier = lambda *args, **kwargs: group.barrier()
+    try:
+        yield
+    finally:
+        comm.barrier = everyone

@@ -125,17 +125,22 @@ class Collector:
             return self.sampler.sample(requests, sampling, self.on_tokens)
         sequences = [(i, k) for i, request in enumerate(requests) for k in range(len(request.keys))]
         owners = self._owners(requests, sequences, sampling.max_new_tokens)
-        mine: dict[int, list[int]] = {}
-        for (i, k), owner in zip(sequences, owners, strict=True):
+        mine: dict[int, list[int]] = {}  # places among `sequences`, by request
+        for place, ((i, _), owner) in enumerate(zip(sequences, owners, strict=True)):
             if owner == self.world.rank:
-                mine.setdefault(i, []).append(k)
-        local = [Request(requests[i].agent, requests[i].prompt, [requests[i].keys[k] for k in ks]) for i, ks in mine.items()]
+                mine.setdefault(i, []).append(place)
+        local = [
+            Request(requests[i].agent, requests[i].prompt, [requests[i].keys[sequences[p][1]] for p in places])
+            for i, places in mine.items()
+        ]
         drawn = self.sampler.sample(local, sampling, self.on_tokens)
-        places = {(i, k): r for (i, ks), own in zip(mine.items(), drawn, strict=True) for k, r in zip(ks, own, strict=True)}
-        number = {sequence: n for n, sequence in enumerate(sequences)}
-        ordered = self.world.collect({number[place]: r for place, r in places.items()}, len(sequences))
+        by_place = {
+            place: response
+            for places, responses in zip(mine.values(), drawn, strict=True)
+            for place, response in zip(places, responses, strict=True)
+        }
         results: list[list[Response]] = [[] for _ in requests]
-        for (i, _), response in zip(sequences, ordered, strict=True):
+        for (i, _), response in zip(sequences, self.world.collect(by_place, len(sequences)), strict=True):
             results[i].append(response)
         return results
 

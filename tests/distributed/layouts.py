@@ -2,11 +2,12 @@
 
     accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
 
-SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0-3, "args": {config field: value}}]}. OUT/<name>.json holds texts,
-losses and what each rank held; OUT/<name>-agent_i.pt the change of agent i's trained weights.
+SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
+"poisoned": …, "args": {setting: value}}]}.
+OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
+change of agent i's trained weights.
 """
 
-import faulthandler
 import json
 import os
 import sys
@@ -16,17 +17,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from mlrl.parallel.zero import count
 from mlrl.task import Task
 from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
 
 STEPS = 3
-ROWS = [{"prompt": p} for p in ("The sea is", "Tell me about the old town and the river.", "A city", "Why", "ships go", "x")]
+MEASURED = ("time/", "memory", "throughput")
+ROWS = [
+    {"prompt": p} for p in ("The sea is", "Tell me about the old town and the river.", "A city", "Why", "ships go", "x")
+]
 
 
 def reward(*completions: list[str]) -> list[float]:
     """Smooth in every agent's letters, so that no two responses of a node earn the same."""
-    return [sum(len(set(text)) * (i + 1) for i, text in enumerate(joint)) / 50 for joint in zip(*completions, strict=True)]
+    return [
+        sum(len(set(text)) * (i + 1) for i, text in enumerate(joint)) / 50 for joint in zip(*completions, strict=True)
+    ]
 
 
 def transition(prompt: str, agent_completions: list[str]) -> list[str]:
@@ -67,13 +72,21 @@ def train(spec: dict, layout: dict, out: Path) -> None:
             **{"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3, **args},
         ),
     )
+    if layout.get("poisoned"):
+        poison(trainer)
     before = weights(trainer)
-    held = [{agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in trainer.team.agents if agent.is_here}]
+    held = [
+        {
+            agent.index: sum(p.numel() for p in agent.base.model.parameters())
+            for agent in trainer.team.agents
+            if agent.is_here
+        }
+    ]
     trainer.train()
     for index, (old, new) in enumerate(zip(before, weights(trainer), strict=True)):
         if new is not None and trainer.mesh.agents[index].is_first:
             torch.save([b - a for a, b in zip(old, new, strict=True)], out / f"{layout['name']}-agent_{index}.pt")
-    held = trainer.world.gather(held[0])
+    held, parameters = trainer.world.gather(held), trainer.team.num_parameters()
     if trainer.launch.is_main:
         run = trainer.run_folder
         metrics = [json.loads(line) for line in run.metrics.read_text().splitlines()]
@@ -82,13 +95,28 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         content = {
             "texts": [node["responses"] for node in nodes],
             "rewards": [node["rewards"] for node in nodes],
-            "metrics": [{k: v for k, v in row.items() if not k.startswith(("time/", "memory", "throughput"))} for row in metrics],
+            "metrics": [
+                {k: v for k, v in row.items() if not k.startswith(("time/", "memory", "throughput"))} for row in metrics
+            ],
             "held": held,
             "parameters": trainer.team_parameters if hasattr(trainer, "team_parameters") else None,
         }
         (out / f"{layout['name']}.json").write_text(json.dumps(content))
         print("done", layout["name"], flush=True)
     trainer.world.barrier()
+
+
+def poison(trainer) -> None:
+    """In the second step one sample of agent 0 has no advantage that is a number."""
+    estimate = trainer.estimate
+
+    def poisoned(trees):
+        samples = estimate(trees)
+        if trainer.step_number == 1:
+            samples[0][-1].advantage = float("nan")
+        return samples
+
+    trainer.estimate = poisoned
 
 
 def weights(trainer) -> list[list[torch.Tensor] | None]:
@@ -104,7 +132,6 @@ def weights(trainer) -> list[list[torch.Tensor] | None]:
 
 
 def main() -> None:
-    faulthandler.dump_traceback_later(500, exit=True)
     spec = json.loads(Path(sys.argv[1]).read_text())
     out = Path(sys.argv[2])
     for layout in spec["layouts"]:

@@ -25,10 +25,33 @@ def test_without_a_launcher_there_is_one_process():
     assert found.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_several_processes_are_refused(monkeypatch):
-    state(monkeypatch, num_processes=2)
-    with pytest.raises(ConfigError, match=r"num_processes=2: .*--num_processes 1"):
+def test_processes_that_do_not_know_of_one_another_are_refused(monkeypatch):
+    state(monkeypatch)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"num_processes=2: 1 of them joined.*accelerate launch"):
         Launch.detect()
+
+
+def zero(monkeypatch, **settings) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    for name, value in settings.items():
+        monkeypatch.setenv(f"ACCELERATE_DEEPSPEED_{name}", value)
+
+
+def test_zero_settings_come_from_the_launch_configuration(monkeypatch):
+    state(monkeypatch)
+    assert (Launch.detect().zero, Launch.detect().zero_stage) == (None, 0)
+    zero(monkeypatch, ZERO_STAGE="3", OFFLOAD_OPTIMIZER_DEVICE="cpu", OFFLOAD_PARAM_DEVICE="none")
+    found = Launch.detect()
+    assert found.zero_stage == 3
+    assert found.zero["offload_optimizer"]["device"] == "cpu"
+    assert "auto" not in str(found.zero)
+
+
+def test_stage_0_is_no_zero(monkeypatch):
+    state(monkeypatch)
+    zero(monkeypatch, ZERO_STAGE="0")
+    assert Launch.detect().zero is None
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 from mlrl.agents import Agent, Team
+from mlrl.parallel.mesh import Mesh
 from mlrl.rollout.collect import Collector, Growth
 from mlrl.rollout.sampler import Request, SamplingParams
 from mlrl.rollout.streams import StreamKey
@@ -19,7 +20,8 @@ END = 2  # <|im_end|>
 def fake_team(num_agents: int, kind: str = "llama") -> Team:
     """Agents that have a tokenizer and nothing else."""
     tokenizer = tiny_tokenizer(kind)
-    return Team([Agent(i, None, tokenizer, None, frozenset({END}), []) for i in range(num_agents)], [], False, None)
+    agents = [Agent(i, tokenizer, None, stop_ids=frozenset({END})) for i in range(num_agents)]
+    return Team(agents, [], False, None, Mesh.alone(num_agents))
 
 
 def respond(agent: Agent, text: str, truncated: bool = False) -> Response:

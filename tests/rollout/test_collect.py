@@ -10,6 +10,7 @@ import torch
 from mlrl.agents import Agent, Source, Team
 from mlrl.errors import TaskError
 from mlrl.models.base import Base, Policy
+from mlrl.parallel.mesh import Mesh
 from mlrl.rollout.collect import Collector
 from mlrl.rollout.sampler import Sampler, SamplingParams
 from mlrl.rollout.streams import derive_seed
@@ -155,15 +156,15 @@ def test_a_real_model_equals_the_recursion(joint_mode, num_agents):
 
 def real_team(num_agents: int) -> Team:
     base, tokenizer = Base(tiny_model(), "tiny"), tiny_tokenizer()
-    agents = [Agent(i, Policy(base, None), tokenizer, Source(base.model), STOPS, []) for i in range(num_agents)]
-    return Team(agents, [base], False, None)
+    agents = [Agent(i, tokenizer, Source(base.model), Policy(base, None), STOPS) for i in range(num_agents)]
+    return Team(agents, [base], False, None, Mesh.alone(num_agents))
 
 
 @pytest.mark.parametrize("joint_mode", ["aligned", "cross"])
 def test_the_same_trees_whatever_the_batch(joint_mode):
     base, tokenizer = two_adapters(), tiny_tokenizer()
-    agents = [Agent(i, Policy(base, f"agent_{i}"), tokenizer, Source("tiny"), STOPS, []) for i in range(2)]
-    team = Team(agents, [base], False, None)
+    agents = [Agent(i, tokenizer, Source("tiny"), Policy(base, f"agent_{i}"), STOPS) for i in range(2)]
+    team = Team(agents, [base], False, None, Mesh.alone(2))
     task = Task(train_dataset=[ITEMS[0][1]], reward_func=reward, external_transition=transition)
     how = growth(2, 2, joint_mode=joint_mode, sampling=SamplingParams(max_new_tokens=10))
 

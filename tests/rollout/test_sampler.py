@@ -6,6 +6,7 @@ import torch
 
 from mlrl.agents import Agent, Source, Team
 from mlrl.models.base import Base, Policy
+from mlrl.parallel.mesh import Mesh
 from mlrl.rollout.sampler import Request, Sampler, SamplingParams, inverse_cdf, truncate
 from mlrl.rollout.streams import derive_seed, uniforms
 from tests.models.test_lora import separate
@@ -17,8 +18,8 @@ STOPS = frozenset({2, *range(40, 70)})  # about one token in twelve ends a respo
 
 def as_team(base: Base, adapters, kind: str = "llama") -> Team:
     tokenizer = tiny_tokenizer(kind)
-    agents = [Agent(i, Policy(base, a), tokenizer, Source(base.model), STOPS, []) for i, a in enumerate(adapters)]
-    return Team(agents, [base], False, None)
+    agents = [Agent(i, tokenizer, Source(base.model), Policy(base, a), STOPS) for i, a in enumerate(adapters)]
+    return Team(agents, [base], False, None, Mesh.alone(len(agents)))
 
 
 def requests(num_agents: int = 2, generations: int = 3, seed: int = 1) -> list[Request]:

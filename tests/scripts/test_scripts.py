@@ -65,7 +65,7 @@ def test_every_script_trains_and_says_where_things_are(run, tiny_llama, script):
     assert agents_in(folder) == ["agent_0", "agent_1"]
     first, step, last = read_metrics(folder)  # evaluation, the step, evaluation
     assert (first["step"], step["step"], last["step"]) == (0, 1, 1)
-    assert step["env_step"] == 2 * 2  # B items x J joints
+    assert step["env_step"] == 2 * 2**2  # B items x J joints, all combinations
     assert step["agent_0/grad_norm"] > 0
     for place in (folder / "agents", folder / "metrics.jsonl"):
         assert str(place) in printed

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mlrl.config import MAGRPOConfig, MARLOOConfig
+from mlrl.parallel.group import Group
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 from mlrl.trainers.estimate import estimate_advantages, score
 from mlrl.trainers.policy_update import PolicyUpdate
@@ -223,7 +224,8 @@ def test_scores_do_not_depend_on_micro_batches(tiny_llama):
     policy = trainer.team.agents[0].policy
     expected = scores(policy, samples, 1.0)
     for micro_batch_tokens in (1, 60, 10**6):
-        found = score(policy, samples, dataclasses.replace(trainer.args, micro_batch_tokens=micro_batch_tokens))
+        args = dataclasses.replace(trainer.args, micro_batch_tokens=micro_batch_tokens)
+        [found] = score([(policy, Group.alone(), samples)], Group.alone(), args)
         assert not any(f.requires_grad for f in found)
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.allclose(ours.double(), theirs, atol=1e-4)

@@ -287,7 +287,7 @@ def test_every_response_is_trained_once_whatever_the_budget(tiny_llama, monkeypa
             trained.append(micro)
             yield micro
 
-    monkeypatch.setattr("mlrl.trainers.policy_update.micro_batches", recorded)
+    monkeypatch.setattr("mlrl.trainers.samples.micro_batches", recorded)
     for micro_batch_tokens in (1, 30, 75, 10**9):
         trained.clear()
         with_args(trainer, micro_batch_tokens=micro_batch_tokens)
