@@ -91,15 +91,13 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         run = trainer.run_folder
         metrics = [json.loads(line) for line in run.metrics.read_text().splitlines()]
         files = sorted(run.completions.glob("*.jsonl"))
-        nodes = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        nodes = [json.loads(line) for file in files for line in file.read_text().split("\n") if line]
         content = {
             "texts": [node["responses"] for node in nodes],
             "rewards": [node["rewards"] for node in nodes],
-            "metrics": [
-                {k: v for k, v in row.items() if not k.startswith(("time/", "memory", "throughput"))} for row in metrics
-            ],
+            "metrics": [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in metrics],
             "held": held,
-            "parameters": trainer.team_parameters if hasattr(trainer, "team_parameters") else None,
+            "parameters": parameters,
         }
         (out / f"{layout['name']}.json").write_text(json.dumps(content))
         print("done", layout["name"], flush=True)

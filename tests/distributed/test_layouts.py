@@ -1,0 +1,167 @@
+"""A run does not depend on how many ranks it has, which of them hold what, or how weights are sharded.
+
+Every kind of run is trained in one process first; under each layout it must draw the same texts, have the same losses
+to 1e-4, and change every agent's weights by the same amount to 1e-3 of that change.
+"""
+
+import json
+
+import pytest
+import torch
+
+from tests.distributed.launching import ROOT, launch
+from tests.tiny import save_tiny
+
+SCRIPT = ROOT / "tests/distributed/layouts.py"
+
+KINDS = {
+    "lora": {},
+    "full": {"args": {"tuning": "full", "micro_batch_tokens": 60}},
+    "tree": {"args": {"num_turns": 2, "num_generations": 3, "micro_batch_tokens": 50}},
+    "cross": {"args": {"joint_mode": "cross", "num_turns": 2, "num_generations": 2}},
+    "clip": {
+        "args": {
+            **{"clip_range": 0.2, "num_updates_per_rollout": 2, "train_batch_size": 2},
+            **{"reference_kl_coef": 0.1, "micro_batch_tokens": 60},
+        }
+    },
+    "full_kl": {"args": {"tuning": "full", "reference_kl_coef": 0.1, "num_generations": 2, "micro_batch_tokens": 64}},
+    "checkpointed": {"args": {"gradient_checkpointing": True, "micro_batch_tokens": 60}},
+    "three": {"num_agents": 3, "args": {"num_generations": 3}},
+    "mixed": {"agents": ["llama", "qwen2", "llama_bos"], "args": {"micro_batch_tokens": 60}},
+    "poisoned": {"poisoned": True},
+    "poisoned_full": {"poisoned": True, "args": {"tuning": "full"}},
+}
+SPLIT = {"placement": "split"}
+
+
+def layout(kind: str, zero: int = 0, offload: bool = False, **args) -> dict:
+    base = KINDS[kind]
+    where = "_".join(f"{v}" for v in args.values()) or "shared"
+    name = f"{kind}-zero{zero}{'_offload' * offload}-{where}".replace("[", "").replace("]", "").replace(", ", "")
+    return {
+        **base,
+        "name": name,
+        "kind": kind,
+        "zero": zero,
+        "offload": offload,
+        "args": {**base.get("args", {}), **args},
+    }
+
+
+FAST = {
+    2: [
+        *(layout("lora", zero) for zero in (0, 1, 2, 3)),
+        layout("lora", 3, **SPLIT),
+        layout("full", 3),
+        layout("full", 2, **SPLIT),
+        layout("clip", 3),
+        layout("cross", 0, **SPLIT),
+        layout("full_kl", 3, offload=True),
+        layout("poisoned_full", 2),
+        layout("poisoned", 0),
+    ],
+    4: [
+        layout("lora", 3, **SPLIT),
+        layout("tree", 0),  # three items over four ranks
+        layout("tree", 3, **SPLIT, ranks_per_agent=[3, 1]),
+        layout("mixed", 3, **SPLIT, ranks_per_agent=[1, 2, 1]),
+        layout("full_kl", 3, **SPLIT, reference_ranks=2),
+    ],
+}
+BLOCKS = {"three": {4: [2, 1, 1]}, "mixed": {4: [2, 1, 1]}}
+
+
+def every_layout(processes: int) -> list[dict]:
+    """The whole product of kinds, stages and placements that this many processes allow."""
+    found = []
+    for kind, base in KINDS.items():
+        team = len(base.get("agents", ())) or base.get("num_agents", 2)
+        for zero in (0, 1, 2, 3):
+            found.append(layout(kind, zero))
+            if processes % team == 0:
+                found.append(layout(kind, zero, **SPLIT))
+            elif processes in BLOCKS.get(kind, {}):
+                found.append(layout(kind, zero, **SPLIT, ranks_per_agent=BLOCKS[kind][processes]))
+    found += [layout(kind, zero, offload=True) for kind in ("lora", "full", "poisoned_full") for zero in (2, 3)]
+    found += [layout(kind, zero, reference_ranks=1) for kind in ("clip", "full_kl") for zero in (0, 1, 3)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models, and what every kind of run did in one process."""
+    folder = tmp_path_factory.mktemp("layouts")
+    for seed, kind in enumerate(("llama", "qwen2", "llama_bos")):
+        save_tiny(folder / kind, kind, seed)
+    run(folder, [{**base, "name": kind} for kind, base in KINDS.items()], processes=1)
+    for kind in KINDS:
+        for change in changes(folder, kind, kind):
+            assert change.norm() > 1e-3, "weights that hardly move would hide a wrong update"
+    return folder
+
+
+def run(folder, layouts: list[dict], processes: int) -> None:
+    names = [{**one, "agents": [str(folder / a) for a in one["agents"]]} if "agents" in one else one for one in layouts]
+    spec = folder / f"spec-{processes}.json"
+    spec.write_text(json.dumps({"model": str(folder / "llama"), "layouts": names}))
+    options = ["--cpu"] if processes == 1 else []
+    done = launch(SCRIPT, [str(spec), str(folder)], processes, timeout=60 + 30 * len(layouts), options=options)
+    assert done.returncode == 0, done
+
+
+def changes(folder, name: str, kind: str) -> list[torch.Tensor]:
+    """How much each agent's trained weights moved, as one vector an agent."""
+    team = len(KINDS[kind].get("agents", ())) or KINDS[kind].get("num_agents", 2)
+    files = [folder / f"{name}-agent_{agent}.pt" for agent in range(team)]
+    return [torch.cat([part.flatten() for part in torch.load(file)]) for file in files]
+
+
+def assert_same(folder, one: dict) -> None:
+    """A layout did what one process did."""
+    name, kind = one["name"], one["kind"]
+    found, expected = (json.loads((folder / f"{n}.json").read_text()) for n in (name, kind))
+    assert found["texts"] == expected["texts"], name
+    assert found["rewards"] == expected["rewards"], name
+    assert len(found["metrics"]) == len(expected["metrics"])
+    for row, right in zip(found["metrics"], expected["metrics"], strict=True):
+        assert row.keys() == right.keys(), name
+        for metric, value in right.items():
+            assert row[metric] == pytest.approx(value, rel=1e-4, abs=1e-4), f"{name}: {metric}"
+    assert found["parameters"] == expected["parameters"], name
+    for agent, (change, right) in enumerate(zip(changes(folder, name, kind), changes(folder, kind, kind), strict=True)):
+        difference = float((change - right).norm() / right.norm())
+        assert difference < 1e-3, f"{name}: agent {agent} moved otherwise by {difference:.1e} of its change"
+    assert_held(found["held"], expected["held"], one, name)
+
+
+def assert_held(held: list[dict], alone: list[dict], one: dict, name: str) -> None:
+    """No rank holds a parameter of an agent that does not live there, nor more than its share under ZeRO-3."""
+    args, team = one["args"], len(alone[0])
+    if args.get("placement") == "split":
+        extra = args.get("reference_ranks", 0)
+        ranks = len(held) - extra
+        sizes = args.get("ranks_per_agent") or [ranks // team] * team
+        expected = [{str(agent)} for agent, size in enumerate(sizes) for _ in range(size)] + [set()] * extra
+        assert [set(here) for here in held] == expected, name
+    if one["zero"] == 3:
+        for here in held:
+            for agent, count in here.items():
+                whole = alone[0][agent]
+                assert count < whole / 2 if args.get("tuning") != "full" else count == 0, f"{name}: {count} of {whole}"
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_layouts_agree_with_one_process(folder, processes):
+    run(folder, FAST[processes], processes)
+    for one in FAST[processes]:
+        assert_same(folder, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_layout_agrees_with_one_process(folder, processes):
+    layouts = [one for one in every_layout(processes) if one not in FAST[processes]]
+    run(folder, layouts, processes)
+    for one in layouts:
+        assert_same(folder, one)
