@@ -7,14 +7,13 @@ import pytest
 from tests.distributed.network import INTERFACE, launch_on, two_machines
 
 SUM = """
-import os, torch
-from accelerate import PartialState
-state = PartialState(cpu=True)
-total = torch.tensor(float(state.process_index + 1))
-torch.distributed.all_reduce(total)
-print("rank", state.process_index, "local", state.local_process_index, "of", state.num_processes, "total", total.item(),
+import os, torch.distributed as dist, torch
+dist.init_process_group("gloo")
+total = torch.tensor(dist.get_rank() + 1.0)
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "local", os.environ["LOCAL_RANK"], "of", dist.get_world_size(), "total", total.item(),
       "by", os.environ["GLOO_SOCKET_IFNAME"], flush=True)
-state.destroy_process_group()
+dist.destroy_process_group()
 """
 
 
