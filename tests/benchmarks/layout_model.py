@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 # Bytes a weight. "counted": the bytes of all tensors alive, divided by the number of weights, on CPUs.
 WEIGHT = 2  # bfloat16
-ENGINE_REST = 14  # bfloat16 weight, float32 master, two AdamW moments (counted by a test of this module)
-ENGINE_GRADIENT = 4  # float32 (counted likewise)
-ADAPTER_REST, ADAPTER_GRADIENT = 12, 4  # PEFT makes adapters float32: their own masters
-ZERO_MASTER = 12  # float32 master and two moments, sharded at every stage (counted)
-ZERO_GRADIENT = 4  # float32, sums of micro-batches; sharded from stage 2 on (counted)
+MASTER = 12  # float32 master and two AdamW moments (counted); sharded by every stage of ZeRO
+GRADIENT = 4  # float32, the sum over micro-batches (counted); sharded from ZeRO-2 on
+MICRO_GRADIENT = 2  # bfloat16, of one micro-batch, before it is added to that sum (counted)
+ADAPTER, ADAPTER_GRADIENT = 12, 4  # PEFT makes adapters float32: they are their own masters (counted)
 SENT_GRADIENT, SENT_ADAPTER = 2, 4  # DeepSpeed sends gradients in the type of the weights
 # Bytes of activations a token and layer that autograd keeps, a Llama-like layer in bfloat16 (fitted to counted bytes).
 KEPT_HIDDEN, KEPT_MLP, KEPT_KV = 20.1, 8.0, 4.0  # times hidden size, MLP size, key and value width
@@ -111,18 +110,22 @@ class Work:
 
 
 def states(model: Model, layout: Layout, work: Work) -> tuple[float, float]:
-    """Bytes of weights, masters and moments at all times, and of gradients while training."""
+    """Bytes of weights, masters and moments, held at all times, and those of gradients, added while training.
+
+    DeepSpeed keeps the gradients of stages 1 and 3 allocated between updates: they count as held.
+    """
     P, A = model.parameters, model.adapter_parameters(work.lora_rank)
     if layout.tuning == "lora":
         base = WEIGHT * P * layout.part(3)  # one for all agents
         if layout.stage in (0, 3):  # at stage 3 only the base is sharded
-            return base + layout.held * ADAPTER_REST * A, layout.held * ADAPTER_GRADIENT * A
-        shard = 4 * A + ZERO_MASTER * A * layout.part(1)  # the float32 weights whole, masters and moments sharded
-        return base + layout.held * shard, layout.held * ZERO_GRADIENT * A * layout.part(2)
-    if layout.stage == 0:
-        return layout.held * ENGINE_REST * P, layout.held * ENGINE_GRADIENT * P
-    rest = WEIGHT * P * layout.part(3) + ZERO_MASTER * P * layout.part(1)
-    return layout.held * rest, layout.held * ZERO_GRADIENT * P * layout.part(2)
+            return base + layout.held * ADAPTER * A, layout.held * ADAPTER_GRADIENT * A
+        shard = 4 * A + MASTER * A * layout.part(1)  # the float32 weights whole, masters and moments sharded
+        return base + layout.held * shard, layout.held * ADAPTER_GRADIENT * A * layout.part(2)
+    rest = WEIGHT * layout.part(3) + MASTER * layout.part(1)
+    gradient, passing = GRADIENT * layout.part(2), MICRO_GRADIENT if layout.stage < 2 else 0
+    if layout.stage in (1, 3):
+        return layout.held * P * (rest + gradient), P * passing
+    return layout.held * P * rest, P * (layout.held * gradient + passing)
 
 
 def kv_cache(model: Model, work: Work) -> float:
@@ -168,7 +171,7 @@ def traffic(model: Model, layout: Layout, work: Work) -> float:
     if layout.tuning == "lora":
         return ring * (adapters if layout.stage == 0 else layout.held * A * SENT_ADAPTER * (reductions + 1))
     if layout.stage == 0:
-        return ring * layout.held * 2 * ENGINE_GRADIENT * P
+        return ring * layout.held * 2 * GRADIENT * P
     return ring * layout.held * P * (SENT_GRADIENT * reductions + WEIGHT)
 
 
