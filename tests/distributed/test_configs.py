@@ -107,7 +107,7 @@ def test_accelerate_knows_every_key(name):
 def test_two_processes_train_under_every_file(name, tmp_path):
     (tmp_path / "probe.py").write_text(PROBE)
     env = {"CUDA_VISIBLE_DEVICES": ""}  # the files for GPUs too: what they shard is the same
-    finished = launch(tmp_path / "probe.py", processes=2, config_file=FOLDER / f"{name}.yaml", env=env, timeout=120)
+    finished = launch(tmp_path / "probe.py", processes=2, config_file=FOLDER / f"{name}.yaml", env=env, timeout=300)
     assert finished.returncode == 0, finished
     for rank in (0, 1):
         check(finished.stdout, name, rank)
@@ -118,7 +118,7 @@ def test_two_machines_train_under_the_file_for_several(tmp_path: Path):
     (tmp_path / "probe.py").write_text(PROBE)
     words = ["--config_file", "accelerate_configs/multi_node_zero3.yaml", "probe.py"]
     with two_machines() as machines:
-        finished = launch_on(machines, words, tmp_path, timeout=150)
+        finished = launch_on(machines, words, tmp_path, timeout=400)
     for rank, machine in enumerate(finished):
         assert machine.returncode == 0, machine
         check(machine.stdout, "multi_node_zero3", rank)

@@ -25,7 +25,7 @@ def machines():
 
 def test_processes_of_two_machines_form_one_group(machines, tmp_path):
     (tmp_path / "probe.py").write_text(SUM)
-    finished = launch_on(machines, ["probe.py"], tmp_path, processes=1, timeout=120)
+    finished = launch_on(machines, ["probe.py"], tmp_path, processes=1, timeout=300)
     for rank, machine in enumerate(finished):
         assert machine.returncode == 0, machine
         # 1 + 2; the interface is found from the route to the first machine
