@@ -17,7 +17,7 @@ from mlrl.report.curves import Chart, Line, make_charts
 from mlrl.report.panels import SECTIONS, make_panels
 from mlrl.report.runs import Run, differing_settings, group_runs
 from mlrl.report.summary import overview, results, writing_rows
-from mlrl.report.trees import TEXT_LIMITS, Block, read_blocks
+from mlrl.report.trees import TEXT_LIMITS, Block, completion_files, read_blocks
 
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = ("uPlot.iife.min.js", "charts.js", "explorer.js")
@@ -28,7 +28,7 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
     """The report of these runs as one HTML page.
 
     Args:
-        max_mb: most megabytes of the page. Rollout trees fill what curves and program leave, an equal part a run; what
+        max_mb: most megabytes of the page. Rollout trees fill what curves and program leave, an equal part a run that has any; what
             is left out is stated on the page.
     """
     groups = group_runs(runs)
@@ -37,7 +37,8 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
     script = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS)
     style = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "page.css"))
     room = int(max_mb * MEGABYTE) - sum(map(_size, (curves, script, style))) - 100_000
-    blocks = [read_blocks(run, max(room, 0) // len(runs)) for run in runs]
+    having = sum(bool(completion_files(run)) for run in runs)
+    blocks = [read_blocks(run, max(room, 0) // max(having, 1)) for run in runs]
     names = [run.name for run in runs]
     overviews = [overview(run, own) for run, own in zip(runs, blocks, strict=True)]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
