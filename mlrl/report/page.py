@@ -28,8 +28,8 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
     """The report of these runs as one HTML page.
 
     Args:
-        max_mb: most megabytes of the page. Rollout trees fill what curves and program leave, an equal part a run that has any; what
-            is left out is stated on the page.
+        max_mb: most megabytes of the page. Rollout trees fill what curves and program leave, an equal part for each
+            run that has any; what is left out is stated on the page.
     """
     groups = group_runs(runs)
     charts = make_charts(make_panels(name for run in runs for name in run.metrics), groups)

@@ -8,7 +8,9 @@ import yaml
 from mlrl.run_folder import RunFolder, append_jsonl
 
 
-def write_run(path: Path, rows: list[dict[str, Any]], record: dict[str, Any] | None = None, **settings: Any) -> RunFolder:
+def write_run(
+    path: Path, rows: list[dict[str, Any]], record: dict[str, Any] | None = None, **settings: Any
+) -> RunFolder:
     """A run with these settings and metric rows; without env_step, a step counts ten."""
     folder = RunFolder(path)
     path.mkdir(parents=True)
