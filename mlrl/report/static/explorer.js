@@ -13,7 +13,11 @@
     element.append(...children.filter((child) => child != null));
     return element;
   }
-  const mean = (value) => (Array.isArray(value) ? value.reduce((a, b) => a + b, 0) / value.length : value);
+  function mean(value) { // of what is no list, itself; null is left out
+    if (!Array.isArray(value)) return value;
+    const own = value.filter((entry) => entry != null);
+    return own.length ? own.reduce((a, b) => a + b, 0) / own.length : null;
+  }
   const plain = (value) => (value == null ? "–" : String(Number(value.toPrecision(3))));
   const number = (value) => (Array.isArray(value) ? value.map(plain).join(" / ") : plain(value));
   const signed = (value) => (value > 0 ? "+" : "") + plain(value);
@@ -40,8 +44,7 @@
     const entry = index[runs.value].steps[steps.value];
     if (!entry) return showNothing();
     fill(items, trees(entry).map((own, place) => {
-      const rewards = own.nodes[0].returns.map(mean).filter((value) => value != null);
-      return [`item ${own.item} · mean return ${plain(rewards.length ? mean(rewards) : null)}`, place];
+      return [`item ${own.item} · mean return ${plain(mean(own.nodes[0].returns.map(mean)))}`, place];
     }));
     chooseItem();
   }
