@@ -69,5 +69,5 @@ def _figure(chart: Chart, groups: Sequence[Group]):
     axes.set_title(chart.panel.title, fontsize=9)
     axes.set_xlabel("env_step")
     if any(text for text in axes.get_legend_handles_labels()[1]):
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(frameon=False, fontsize=7, handlelength=3.5)
     return figure

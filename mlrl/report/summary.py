@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlrl.report.runs import Group, Run
-from mlrl.report.trees import AgentWriting, Block, cut_text
+from mlrl.report.trees import AgentWriting, Block
 
 EXAMPLE_LENGTH = 160  # characters
 
@@ -104,7 +104,9 @@ def writing_rows(run: Run, blocks: Sequence[Block]) -> list[WritingRow]:
 def _writing_row(run: str, agent: int, step: int, own: AgentWriting) -> WritingRow:
     count = max(own.responses, 1)
     shares = (own.tokens / count, own.empty / count, own.truncated / count, len(own.texts) / count)
-    return WritingRow(run, agent, step, *shares, cut_text(own.example.strip(), EXAMPLE_LENGTH))
+    example = own.example.strip()
+    example = example if len(example) <= EXAMPLE_LENGTH else f"{example[:EXAMPLE_LENGTH].rstrip()} …"
+    return WritingRow(run, agent, step, *shares, example)
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -97,7 +97,7 @@ def test_a_page_of_several_runs(team, capsys):
     assert charts["Policy loss"][0]["y"] == [0.5, None, 0.5, 0.5]  # null is a gap
     assert "team-0 · agent 0: 1 of 4 values are NaN or infinite" in page.text
     # returns ran from 0.25 to 1 and from 1.25 to 2: 0.75 → 1.5, and the two last ones deviate by 1/√2
-    assert re.search(r"training return, turn 1\s*0\.75\s*1\.5 ± 0\.7071 over 2 runs\s*\+0\.75", page.text)
+    assert re.search(r"training return, turn 1\s*0\.75\s*1\.5\s*± 0\.7071 over 2 runs\s*\+0\.75", page.text)
     assert re.search(r"sampling 4 s \(40 %\)\s*rewards 1 s \(10 %\)\s*update and other 5 s \(50 %\)", page.text)
 
 
