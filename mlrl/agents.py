@@ -291,7 +291,7 @@ class Team:
         self.mesh.world.barrier()
 
     def num_parameters(self) -> tuple[int, int]:
-        """(trained, all) parameters of all ranks, shared ones and copies on several ranks counted once."""
+        """(trained, all) parameters; what data-parallel ranks hold alike counts once, a base in two blocks twice."""
         groups: dict[tuple[int, ...], set[int]] = {}
         for agent in self.agents:
             groups.setdefault(self.mesh.agents[agent.index].ranks, set()).add(agent.index)

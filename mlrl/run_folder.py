@@ -50,7 +50,8 @@ def append_jsonl(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None
     """Append one JSON object a line to ``path`` and leave the file closed, so that a crash loses no written line."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [_one_line(json.dumps(to_jsonable(record), ensure_ascii=False, allow_nan=False)) + "\n" for record in records]
+    objects = [json.dumps(to_jsonable(record), ensure_ascii=False, allow_nan=False) for record in records]
+    lines = [_one_line(text) + "\n" for text in objects]
     # A lone surrogate has no UTF-8 form; backslashreplace writes it as \udXXX, which is its JSON escape.
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write("".join(lines))

@@ -75,13 +75,8 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     if layout.get("poisoned"):
         poison(trainer)
     before = weights(trainer)
-    held = [
-        {
-            agent.index: sum(p.numel() for p in agent.base.model.parameters())
-            for agent in trainer.team.agents
-            if agent.is_here
-        }
-    ]
+    here = [agent for agent in trainer.team.agents if agent.is_here]
+    held = {agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in here}
     trainer.train()
     for index, (old, new) in enumerate(zip(before, weights(trainer), strict=True)):
         if new is not None and trainer.mesh.agents[index].is_first:
