@@ -72,8 +72,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 # Texts and lists that must not be empty.
 _NOT_EMPTY = {"agent_model", "agents", "reference_model", "agents_dir", "output_dir", "run_name", "task"}
 _NOT_EMPTY |= {"critic_model", "critics", "lora_target_modules", "report_to", "agent_learning_rate"}
-_PATHS = ("agent_model", "agents", "reference_model", "critic_model", "critics", "agents_dir", "output_dir", "wandb_dir")
-_PATHS += ("output",)
+_PATHS = ("agent_model", "agents", "reference_model", "agents_dir", "output_dir", "wandb_dir", "output")
+_PATHS += ("critic_model", "critics")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

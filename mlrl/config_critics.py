@@ -80,8 +80,8 @@ def check_critics(config: Any, num_agents: int | None = None) -> list[str]:
     doubts = [*_check_normalization(config), *_check_sampling(config)]
     if config.critic_type == "v" and config.value_clip_range is None and config.num_updates_per_rollout > 4:
         doubts.append(
-            f"num_updates_per_rollout={config.num_updates_per_rollout!r}: so many passes fit the values to one rollout; "
-            "value_clip_range bounds their change"
+            f"num_updates_per_rollout={config.num_updates_per_rollout!r}: so many passes fit the values to one "
+            "rollout; value_clip_range bounds their change"
         )
     return doubts
 
@@ -122,7 +122,8 @@ def check_centralized(config: Any, num_agents: int | None = None) -> list[str]:
         )
     if config.counterfactual_baseline and config.joint_mode == "cross":
         doubts.append(
-            "counterfactual_baseline=True has no effect with joint_mode='cross', whose baseline is counterfactual anyway"
+            "counterfactual_baseline=True has no effect with joint_mode='cross', whose baseline is counterfactual "
+            "anyway"
         )
     return doubts
 

@@ -161,9 +161,12 @@ def state_inputs(reader: CriticReader, trees: Sequence[RolloutTree]) -> list[Cri
 
 
 def action_inputs(reader: CriticReader, trees: Sequence[RolloutTree]) -> list[CriticInput]:
-    """The inputs of Q at every node, one after the other: its J joints, or the K responses of the critic's agent."""
+    """The inputs of Q, node after node: its J joints, or the K responses of the agent that the critic serves."""
     return [
-        reader.action(node, choice) for tree in trees for node in tree.nodes() for choice in _choices(node, reader.agent)
+        reader.action(node, choice)
+        for tree in trees
+        for node in tree.nodes()
+        for choice in _choices(node, reader.agent)
     ]
 
 
