@@ -71,8 +71,8 @@ class CriticReader:
     _tags: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        own = self.tokenizer.get_vocab()
-        self._keeps_ids = [t is self.tokenizer or t.get_vocab() == own for t in self.agent_tokenizers]
+        own = self.tokenizer.get_vocab().items()
+        self._keeps_ids = [t is self.tokenizer or t.get_vocab().items() <= own for t in self.agent_tokenizers]
         # the start token, where there is one; an agent's own ids have it already
         as_agent = self.agent is not None and self._keeps_ids[self.agent]
         self._start = () if as_agent else tuple(self.tokenizer("", **_QUIET)["input_ids"])
@@ -142,13 +142,15 @@ class CriticReader:
         self.inputs += 1
         self.inputs_cut += excess > 0
         kept = []
-        for role in roles:
-            if excess and excess >= len(role.body):
+        for place, role in enumerate(roles):
+            if place == len(roles) - 1:
+                kept.append((role.tag + role.body)[excess:])  # the last one keeps its end, whatever else goes
+            elif excess and excess >= len(role.body):
                 excess = max(0, excess - len(role.body) - len(role.tag))
             else:
                 kept.append(role.tag + role.body[excess:])
                 excess = 0
-        kept[:1] = [self._start + (kept[0] if kept else ())]
+        kept[0] = self._start + kept[0]
         segments = tuple(segment for segment in (*kept, self._closing) if segment)
         if not segments:
             raise ValueError("a critic's input has no token: its tokenizer makes nothing of the text")

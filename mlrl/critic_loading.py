@@ -137,7 +137,7 @@ def _lora(arguments: AgentArguments) -> LoraConfig:
 
 
 def _mark_trained(team: Team, critics: Sequence[Critic], arguments: AgentArguments) -> None:
-    """Adding an adapter freezes others and turns checkpointing off: both are put right here."""
+    """A fresh adapter comes frozen, and a loaded one turns checkpointing off: both are put right here."""
     for owner in (*team.agents, *critics):
         for parameter in owner.parameters:
             parameter.requires_grad_(True)
