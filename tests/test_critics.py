@@ -116,17 +116,17 @@ def test_a_value_starts_at_0_and_is_the_same_for_the_same_seed():
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "llama_bos"])
 @pytest.mark.parametrize("critic_type", ["v", "q"])
 def test_values_in_shared_forwards_equal_those_one_by_one(request, kind, critic_type):
-    team, arguments = load_team([request.getfixturevalue(f"tiny_{kind}")] * 2)
     for centralized in (True, False):
+        team, arguments = load_team([request.getfixturevalue(f"tiny_{kind}")] * 2)
         critics = critics_of(
             team, arguments, centralized=centralized, critic_type=critic_type, value_head_hidden_dim=5
         )
         critic = settle(critics)[-1]
-        inputs = inputs_of(critic, grow(team, chat=kind != "gpt2"))
+        inputs = inputs_of(critic, grow(team, items=1, chat=kind != "gpt2"))
         with torch.no_grad():
             expected = torch.stack([looped_value(critic, given) for given in inputs]).double()
         assert expected.std() > 1e-3
-        for max_tokens in (1, 300, 100_000):
+        for max_tokens in (300, 100_000):
             torch.testing.assert_close(critic.values(inputs, max_tokens), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -145,15 +145,15 @@ def test_no_logits_are_computed(tiny_llama, monkeypatch):
 def test_common_histories_are_run_once(tiny_llama):
     team, arguments = load_team([tiny_llama] * 2)
     [critic] = critics_of(team, arguments, centralized=True)
-    inputs = state_inputs(critic.reader, grow(team, num_turns=3, chat=True))
+    inputs = state_inputs(critic.reader, grow(team, num_generations=4, chat=True))
     run = []
     critic.policy.base.language_model.backbone.register_forward_pre_hook(
         lambda _, args, kwargs: run.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     critic.values(inputs, 100_000)
-    assert len(run) == 1
-    alone = sum(len(given.token_ids) for given in inputs)
-    assert run[0] < 0.5 * alone
+    beginnings = {given.segments[: n + 1] for given in inputs for n in range(len(given.segments))}
+    assert run == [sum(len(beginning[-1]) for beginning in beginnings)]
+    assert run[0] < 0.75 * sum(len(given.token_ids) for given in inputs)
 
 
 # Gradients -----------------------------------------------------------------------------------------------------------
@@ -186,8 +186,8 @@ def grads(loss, critic):
 @pytest.mark.parametrize("kind", ["maac", "separate", "on_actor"])
 @pytest.mark.parametrize("critic_type", ["v", "q"])
 @pytest.mark.parametrize("clip", [None, 0.15])
-@pytest.mark.parametrize("joint_mode", ["aligned", "cross"])
-def test_gradients_equal_the_loop_whatever_the_micro_batches(tiny_llama, kind, critic_type, clip, joint_mode):
+def test_gradients_equal_the_loop_whatever_the_micro_batches(tiny_llama, kind, critic_type, clip):
+    joint_mode = "cross" if (kind, critic_type) == ("maac", "v") else "aligned"
     team, arguments = load_team([tiny_llama] * 2)
     critics = settle(
         critics_of(
@@ -197,12 +197,12 @@ def test_gradients_equal_the_loop_whatever_the_micro_batches(tiny_llama, kind, c
     critic = critics[-1]
     trees = grow(team, items=1, joint_mode=joint_mode)
     estimate = estimate_critic(critic, trees, discount=0.9, gae_lambda=0.5, num_turns=2, max_tokens=500)
-    generator = torch.Generator().manual_seed(2)
-    for sample in estimate.samples:  # as in a later pass over the same rollout
-        sample.old_value += 0.3 * float(torch.randn((), generator=generator))
+    for number, sample in enumerate(estimate.samples):  # as in a later pass: some moved to their targets, some away
+        away = 1.0 if sample.old_value > sum(sample.targets) / len(sample.targets) else -1.0
+        sample.old_value += away * (0.4 if number % 2 == 0 else -0.4)
     expected = looped_gradients(critic, estimate.samples, clip, coefficient=0.5)
     assert sum(float(g.abs().sum()) for g in expected) > 1e-3
-    for max_tokens in (1, 250, 100_000):
+    for max_tokens in (120, 100_000):
         sums = [torch.zeros_like(p) for p in trained(critic)]
         clipped = 0.0
         for batch, samples in value_batches(estimate.samples, max_tokens):
@@ -247,10 +247,10 @@ def test_gradient_checkpointing_changes_nothing(tiny_llama):
 def test_a_critic_learns_its_targets(tiny_llama, separate):
     team, arguments = load_team([tiny_llama] * 2)
     critic = critics_of(team, arguments, centralized=False, separate=separate)[0]
-    trees = grow(team, num_turns=1, items=4)
+    trees = grow(team, num_turns=1, items=3)
     optimizer = torch.optim.AdamW(trained(critic), lr=1e-2)
     losses = []
-    for _ in range(60):
+    for _ in range(40):
         estimate = estimate_critic(critic, trees, discount=1.0, gae_lambda=1.0, num_turns=1, max_tokens=10_000)
         [(batch, samples)] = value_batches(estimate.samples, 10_000)
         with critic.policy.use():
@@ -348,6 +348,7 @@ def test_the_longest_input_is_what_the_model_holds_or_less(tiny_llama):
     team, arguments = load_team([tiny_llama] * 2)
     [critic] = critics_of(team, arguments, centralized=True)
     assert critic.reader.max_length == 256
+    team, arguments = load_team([tiny_llama] * 2)
     [critic] = critics_of(team, arguments, centralized=True, critic_max_length=64)
     inputs = state_inputs(critic.reader, grow(team))
     assert max(len(given.token_ids) for given in inputs) == 64 and critic.reader.inputs_cut > 0
