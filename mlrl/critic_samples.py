@@ -8,10 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlrl.critic_inputs import CriticBatch, CriticInput, action_inputs, critic_batches, state_inputs
+from mlrl.critic_inputs import (
+    CriticBatch,
+    CriticInput,
+    action_inputs,
+    counterfactual_inputs,
+    critic_batches,
+    state_inputs,
+)
 from mlrl.critics import Critic
 from mlrl.estimators.returns import credit
-from mlrl.estimators.td import child_indices, q_targets, v_targets
+from mlrl.estimators.td import child_indices, counterfactual_advantages, leave_one_out, q_targets, v_targets
 from mlrl.estimators.weights import value_weight
 from mlrl.losses.value import ExplainedVariance, ValueLossInputs, ValueLossOutputs, ValueLossSettings, value_loss
 from mlrl.rollout.tree import Node, RolloutTree
@@ -108,6 +115,27 @@ def from_values(
         rows = torch.tensor([node.turn == turn for node in nodes])
         explained[turn] = ExplainedVariance.of(returns_M[rows], values_MA.mean(1)[rows])
     return CriticEstimate(values_MA, targets_MJ, samples, explained)
+
+
+def task_advantages(critic: Critic, estimate: CriticEstimate, trees: Sequence[RolloutTree], agent: int) -> Tensor:
+    """The task part of an agent's advantages, [M, K], before normalization.
+
+    V: the credited mean of Y − V(h). Q: the credited mean of Q minus that of the agent's other responses.
+    """
+    joints, num_generations = trees[0].root.joints, len(trees[0].root.responses[0])
+    if critic.critic_type == "v":
+        return credit(estimate.targets_MJ - estimate.values_MA, joints, num_generations)[agent]
+    if critic.reader.agent is not None:
+        return leave_one_out(estimate.values_MA)
+    return leave_one_out(credit(estimate.values_MA, joints, num_generations)[agent])
+
+
+def counterfactual_task_advantages(critic: Critic, trees: Sequence[RolloutTree], agent: int, max_tokens: int) -> Tensor:
+    """The same for a centralized Q critic on aligned joints, against the agent's own other responses with the partners'
+    same ones: K² further values a node, without gradient."""
+    num_generations = len(trees[0].root.responses[0])
+    values = critic.values(counterfactual_inputs(critic.reader, trees, agent), max_tokens)
+    return counterfactual_advantages(values.reshape(-1, num_generations, num_generations))
 
 
 def agent_rewards(nodes: Sequence[Node], agent: int | None) -> Tensor:

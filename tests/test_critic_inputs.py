@@ -34,7 +34,9 @@ def two_turns(tokenizer=LLAMA):
     before = prompts[0].token_ids + root.responses[0][1].token_ids
     first = TokenizedPrompt("…", before + ids(" more", tokenizer), reused=len(before))
     second = TokenizedPrompt("town", ids("town", tokenizer))
-    child = Node((1,), [first, second], root, [[respond(t, tokenizer) for t in own] for own in (("e", "f"), ("g", "h"))])
+    child = Node(
+        (1,), [first, second], root, [[respond(t, tokenizer) for t in own] for own in (("e", "f"), ("g", "h"))]
+    )
     child.joints, child.rewards = [(0, 0), (1, 1)], [0.0, 1.0]
     root.children[1] = child
     return root, child

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mlrl.critic_inputs import CriticInput
-from mlrl.critic_samples import agent_rewards, from_values
-from mlrl.estimators.returns import credit, joint_indices
-from mlrl.estimators.td import WeightedStatistics, actor_advantages, leave_one_out
+from mlrl.critic_samples import agent_rewards, counterfactual_task_advantages, from_values, task_advantages
+from mlrl.estimators.returns import joint_indices
+from mlrl.estimators.td import WeightedStatistics, actor_advantages
 from mlrl.losses.value import ValueLossInputs, ValueLossSettings, value_loss
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 
@@ -34,8 +34,12 @@ def aligned_tree(stop=()):
     return RolloutTree({}, 0, root)
 
 
+def critic_like(critic_type, agent=None):
+    return SimpleNamespace(critic_type=critic_type, reader=SimpleNamespace(agent=agent))
+
+
 def estimated(trees, values, critic_type="v", agent=None, gae_lambda=0.0, discount=0.5):
-    critic = SimpleNamespace(critic_type=critic_type, reader=SimpleNamespace(agent=agent))
+    critic = critic_like(critic_type, agent)
     values = torch.tensor(values, dtype=torch.float64)
     inputs = [CriticInput(((number,),)) for number in range(len(values))]
     settings = {"discount": discount, "gae_lambda": gae_lambda, "num_turns": 2}
@@ -93,8 +97,9 @@ def test_centralized_q_by_hand():
     assert [s.weight for s in estimate.samples] == [1 / 4] * 2 + [1 / 8] * 4
     # (0.5² + 0.5²)/4 + (1 + 1 + 1 + 25)/8
     assert loss(estimate) == pytest.approx(0.5 / 4 + 28 / 8)
-    weights = leave_one_out(credit(estimate.values_MA, ALIGNED, 2))
-    assert weights[:, 0].tolist() == [[0.5, -0.5], [0.5, -0.5]]
+    for agent in (0, 1):
+        advantages = task_advantages(critic_like("q"), estimate, [aligned_tree()], agent)
+        assert advantages.tolist() == [[0.5, -0.5], [-2.0, 2.0], [4.0, -4.0]]
 
 
 def cross_tree():
@@ -111,8 +116,8 @@ def test_cross_by_hand():
     assert [sample.weight for sample in estimate.samples] == [1 / 8, 1 / 32, 1 / 32]  # 1/(4·2), 1/(4·4·2)
     # root: 1 + 1 + 0 + 0.25; below: 0 + 0 + 4 + 36 and 1 + 1 + 1 + 25
     assert loss(estimate) == pytest.approx(2.25 / 8 + 68 / 32)
-    advantages = credit(estimate.targets_MJ - estimate.values_MA, CROSS, 2)
-    assert advantages[:, 0].tolist() == [[-1.0, 0.25], [-0.5, -0.25]]
+    for agent, expected in enumerate([[-1.0, 0.25], [-0.5, -0.25]]):
+        assert task_advantages(critic_like("v"), estimate, [cross_tree()], agent)[0].tolist() == expected
 
 
 def test_q_of_one_agent_learns_the_credited_mean():
@@ -122,6 +127,27 @@ def test_q_of_one_agent_learns_the_credited_mean():
     # agent 1's response 0 is in joints 0 and 2, response 1 in 1 and 3
     assert [sample.targets for sample in estimate.samples[:2]] == [[3.25], [2.75]]
     assert [sample.weight for sample in estimate.samples] == [1 / 4] * 2 + [1 / 16] * 4  # 1/(1·2·2), 1/(4·2·2)
+    advantages = task_advantages(critic_like("q", 1), estimate, [cross_tree()], 1)
+    assert advantages.tolist() == [[-1.0, 1.0], [-2.0, 2.0], [2.0, -2.0]]
+
+
+def test_centralized_q_in_cross_mode_is_counterfactual():
+    # joints (0,0) (0,1) (1,0) (1,1) of the root worth 1, 3, 5, 11
+    values = [1.0, 3.0, 5.0, 11.0, *[0.0] * 8]
+    estimate = estimated([cross_tree()], values, "q")
+    for agent, expected in enumerate([[-6.0, 6.0], [-4.0, 4.0]]):
+        assert task_advantages(critic_like("q"), estimate, [cross_tree()], agent)[0].tolist() == expected
+
+
+def test_a_counterfactual_baseline_keeps_the_partners_words():
+    tree = RolloutTree({}, 0, node([1.0, 2.0], ALIGNED))
+    # agent 0: (0, 0) against (1, 0), (1, 1) against (0, 1); agent 1: (0, 0) against (0, 1), (1, 1) against (1, 0)
+    for agent, expected in ((0, [0.0 - 10.0, 11.0 - 1.0]), (1, [0.0 - 1.0, 11.0 - 10.0])):
+        # an action's input is its choice, and its value is 10·(agent 0's) + (agent 1's): 0, 1, 10, 11
+        reader = SimpleNamespace(agent=None, action=lambda _, choice: tuple(choice))
+        worth = lambda inputs, _: torch.tensor([10.0 * a + b for a, b in inputs])  # noqa: E731
+        critic = SimpleNamespace(critic_type="q", reader=reader, values=worth)
+        assert counterfactual_task_advantages(critic, [tree], agent, 100).tolist() == [expected]
 
 
 def own_rewards_tree():
@@ -161,10 +187,10 @@ def test_explained_variance_is_against_the_trees_returns():
 def test_the_actors_advantages_of_a_step():
     """All that a trainer does with an estimate, by hand: one root of two joints, V = 2, Y = 4, 1, σ over 3 nodes."""
     estimate = estimated([aligned_tree()], [2.0, 6.0, -2.0])
-    task_NMK = credit(estimate.targets_MJ - estimate.values_MA, ALIGNED, 2)
+    task_MK = task_advantages(critic_like("v"), estimate, [aligned_tree()], 0)
     weights_MK = torch.tensor([[1 / 2] * 2, [1 / 8] * 2, [1 / 8] * 2])  # γ^t/(B·J^t·K)
-    statistics = WeightedStatistics.of(task_NMK[0], weights_MK, estimate.targets_MJ)
+    statistics = WeightedStatistics.of(task_MK, weights_MK, estimate.targets_MJ)
     # Σw = 1.5, Σwx = (2−1)/2 + (−3−1+1+3)/8 = 0.5, Σwx² = (4+1)/2 + (9+1+1+9)/8 = 5
     assert statistics.std == pytest.approx((5 / 1.5 - (0.5 / 1.5) ** 2) ** 0.5)
-    advantages = actor_advantages(task_NMK[0], statistics=statistics)
+    advantages = actor_advantages(task_MK, statistics=statistics)
     torch.testing.assert_close(advantages[0], torch.tensor([2.0, -1.0]) / statistics.std)

@@ -118,9 +118,7 @@ def test_a_value_starts_at_0_and_is_the_same_for_the_same_seed():
 def test_values_in_shared_forwards_equal_those_one_by_one(request, kind, critic_type):
     for centralized in (True, False):
         team, arguments = load_team([request.getfixturevalue(f"tiny_{kind}")] * 2)
-        critics = critics_of(
-            team, arguments, centralized=centralized, critic_type=critic_type, value_head_hidden_dim=5
-        )
+        critics = critics_of(team, arguments, centralized=centralized, critic_type=critic_type, value_head_hidden_dim=5)
         critic = settle(critics)[-1]
         inputs = inputs_of(critic, grow(team, items=1, chat=kind != "gpt2"))
         with torch.no_grad():
@@ -190,9 +188,7 @@ def test_gradients_equal_the_loop_whatever_the_micro_batches(tiny_llama, kind, c
     joint_mode = "cross" if (kind, critic_type) == ("maac", "v") else "aligned"
     team, arguments = load_team([tiny_llama] * 2)
     critics = settle(
-        critics_of(
-            team, arguments, centralized=kind == "maac", separate=kind != "on_actor", critic_type=critic_type
-        )
+        critics_of(team, arguments, centralized=kind == "maac", separate=kind != "on_actor", critic_type=critic_type)
     )
     critic = critics[-1]
     trees = grow(team, items=1, joint_mode=joint_mode)
@@ -243,10 +239,9 @@ def test_gradient_checkpointing_changes_nothing(tiny_llama):
         torch.testing.assert_close(plain, checked)
 
 
-@pytest.mark.parametrize("separate", [True, False])
-def test_a_critic_learns_its_targets(tiny_llama, separate):
+def test_a_critic_learns_its_targets(tiny_llama):
     team, arguments = load_team([tiny_llama] * 2)
-    critic = critics_of(team, arguments, centralized=False, separate=separate)[0]
+    critic = critics_of(team, arguments, centralized=False)[0]
     trees = grow(team, num_turns=1, items=3)
     optimizer = torch.optim.AdamW(trained(critic), lr=1e-2)
     losses = []

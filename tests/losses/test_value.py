@@ -98,6 +98,8 @@ def test_explained_variance_of_parts_is_that_of_the_whole():
     summed = parts[0] + parts[1] + parts[2]
     assert summed.value == pytest.approx(whole.value)
     # it is a ratio: means of the parts' values would be another number
-    assert ExplainedVariance(*map(sum, zip(*(p.sums() for p in parts), strict=True))).value == pytest.approx(whole.value)
+    assert ExplainedVariance(*map(sum, zip(*(p.sums() for p in parts), strict=True))).value == pytest.approx(
+        whole.value
+    )
     errors = returns - values
     assert whole.value == pytest.approx(float(1 - errors.var(correction=0) / returns.var(correction=0)))
