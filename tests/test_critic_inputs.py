@@ -124,7 +124,7 @@ def test_too_long_inputs_are_cut_on_the_left_a_role_at_a_time():
 
 
 def test_a_start_token_survives_the_cut_and_an_agents_text_keeps_its_end():
-    root, child = two_turns(BOS)
+    _, child = two_turns(BOS)
     reader = CriticReader(BOS, [BOS, BOS], max_length=30)
     assert reader.state(child).token_ids[0] == 0 and len(reader.state(child).token_ids) == 30
     alone = CriticReader(BOS, [BOS, BOS], 0, max_length=3)
@@ -149,7 +149,7 @@ def test_inputs_of_a_batch_are_in_node_order():
 
 
 def test_common_beginnings_are_run_once():
-    root, child = two_turns()
+    root, _ = two_turns()
     reader = CriticReader(LLAMA, [LLAMA, LLAMA])
     inputs = state_inputs(reader, [RolloutTree({}, 0, root)])
     [batch] = critic_batches(inputs, 10_000)
