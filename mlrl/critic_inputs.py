@@ -93,6 +93,12 @@ class CriticReader:
             return self._fitted([*self._history(node), _Role((), said)])
         return self._fitted([*self._history(node), *self._responses(node, choice)])
 
+    def take_counts(self) -> tuple[int, int]:
+        """(inputs that were cut, inputs) since the last call: sum and count of a metric."""
+        counts = (self.inputs_cut, self.inputs)
+        self.inputs = self.inputs_cut = 0
+        return counts
+
     def _history(self, node: Node) -> list[_Role]:
         if self.agent is not None:
             return self._own_history(node)

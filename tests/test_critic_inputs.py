@@ -58,7 +58,7 @@ def test_the_centralized_critic_reads_the_joint_history_under_tags():
     assert text_of(reader.state(child)) == history + "\n[value]"
     answers = "\n[turn 2, agent_0, response]\ne<|im_end|>\n[turn 2, agent_1, response]\nh<|im_end|>"
     assert text_of(reader.action(child, (0, 1))) == history + answers + "\n[value]"
-    assert (reader.inputs, reader.inputs_cut) == (3, 0)
+    assert reader.take_counts() == (0, 3) and reader.take_counts() == (0, 0)
 
 
 def test_the_critic_of_an_agent_reads_what_the_agent_read_id_for_id():
@@ -107,7 +107,7 @@ def test_too_long_inputs_are_cut_on_the_left_a_role_at_a_time():
     reader = CriticReader(LLAMA, [LLAMA, LLAMA], max_length=len(whole) - 1)
     given = reader.state(child)
     assert given.token_ids == tag + sea[1:] + whole[len(tag + sea) :] and given.cut == 1
-    assert (reader.inputs, reader.inputs_cut) == (1, 1)
+    assert reader.take_counts() == (1, 1)
     # its whole text: the tag goes too
     given = CriticReader(LLAMA, [LLAMA, LLAMA], max_length=len(whole) - len(sea)).state(child)
     assert given.token_ids == whole[len(tag + sea) :] and given.cut == len(tag + sea)
