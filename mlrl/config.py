@@ -12,6 +12,12 @@ from typing import Any, Literal
 
 from mlrl import config_rules as rules
 from mlrl.config_checks import check_fields, check_names
+from mlrl.config_critics import (
+    CentralizedCriticArguments,
+    IndependentCriticArguments,
+    check_centralized,
+    check_independent,
+)
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -266,10 +272,14 @@ class TrainerConfig(
         return [
             *rules.check_tuning(self),
             *rules.check_placement(self, num_agents),
-            *rules.check_advantages(self),
+            *self.check_baseline(num_agents),
             *rules.check_updates(self, num_agents),
             *rules.check_run(self),
         ]
+
+    def check_baseline(self, num_agents: int | None) -> list[str]:
+        """The checks of what is subtracted from returns, called by `check`."""
+        return rules.check_advantages(self)
 
 
 @dataclass(kw_only=True)
@@ -299,6 +309,34 @@ class MAReMaxConfig(TrainerConfig):
     """Settings of MAReMax: best response of the node as baseline."""
 
     advantage_mode: Literal["raw", "mean", "rloo", "max", "greedy"] = "max"
+
+
+@dataclass(kw_only=True)
+class ActorCriticConfig(TrainerConfig):
+    """Settings that IAC and MAAC share."""
+
+    advantage_normalization: Literal["none", "node", "batch"] | bool = "batch"
+
+    def check(self, num_agents: int | None = None) -> list[str]:
+        if self.advantage_normalization is True:  # on: here that is the std of the whole batch
+            self.advantage_normalization = "batch"
+        return super().check(num_agents)
+
+
+@dataclass(kw_only=True)
+class IACConfig(IndependentCriticArguments, ActorCriticConfig):
+    """Settings of IAC: a critic an agent, on what that agent sees."""
+
+    def check_baseline(self, num_agents: int | None) -> list[str]:
+        return check_independent(self, num_agents)
+
+
+@dataclass(kw_only=True)
+class MAACConfig(CentralizedCriticArguments, ActorCriticConfig):
+    """Settings of MAAC: one critic on the joint history of all agents."""
+
+    def check_baseline(self, num_agents: int | None) -> list[str]:
+        return check_centralized(self, num_agents)
 
 
 @dataclass(kw_only=True)
@@ -332,5 +370,5 @@ def field_names(config_class: type) -> list[str]:
 
 def known_fields() -> set[str]:
     """Names of the settings of any config: what a task may recommend."""
-    classes = [TrainerConfig, EvaluationConfig]
+    classes = [TrainerConfig, IACConfig, MAACConfig, EvaluationConfig]
     return {name for config_class in classes for name in field_names(config_class)}

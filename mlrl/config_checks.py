@@ -53,6 +53,13 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "target_kl": (lambda v: v > 0, "a number above 0, or None for off"),
     "entropy_coef": _NOT_NEGATIVE,
     "reference_kl_coef": (lambda v: v >= 0, "0 (off) or more"),
+    "critic_learning_rate": _NOT_NEGATIVE,
+    "critic_max_length": (lambda v: v >= 16, "16 or more, or None for what the model holds"),
+    "value_head_hidden_dim": _ONE_OR_NONE,
+    "value_clip_range": (lambda v: v > 0, "a number above 0, or None for no clipping"),
+    "gae_lambda": _FRACTION,
+    "critic_warmup_rollouts": (lambda v: v >= 0, "0 or more, or None for the default"),
+    "value_loss_coef": _NOT_NEGATIVE,
     "eval_num_samples": (lambda v: v >= 0, "0 (no evaluation) or more, or None for all items"),
     "eval_num_generations": _ONE_OR_MORE,
     "eval_batch_size": _ONE_OR_NONE,
@@ -64,8 +71,9 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 # Texts and lists that must not be empty.
 _NOT_EMPTY = {"agent_model", "agents", "reference_model", "agents_dir", "output_dir", "run_name", "task"}
-_NOT_EMPTY |= {"lora_target_modules", "report_to", "agent_learning_rate"}
+_NOT_EMPTY |= {"critic_model", "critics", "lora_target_modules", "report_to", "agent_learning_rate"}
 _PATHS = ("agent_model", "agents", "reference_model", "agents_dir", "output_dir", "wandb_dir", "output")
+_PATHS += ("critic_model", "critics")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ def check_models(config: Any) -> None:
             f"agent_model={config.agent_model!r}: agents={config.agents!r} is given too. "
             "Give agent_model (one model for all) or agents (one each)."
         )
-    for name in ("agent_model", "agents", "reference_model"):
+    for name in ("agent_model", "agents", "reference_model", "critic_model", "critics"):
         value = getattr(config, name, None)
         for model in value if isinstance(value, list) else [value]:
             if model is not None and is_local_path(model) and not Path(model).is_dir():

@@ -21,6 +21,7 @@ from mlrl.config import (
 )
 from mlrl.config_checks import RANGES, alternatives
 from mlrl.errors import ConfigError
+from tests.test_config_critics import OUT_OF_RANGE as CRITICS_OUT_OF_RANGE
 
 # field, wrong value, part of the remedy
 OUT_OF_RANGE = [
@@ -193,7 +194,7 @@ def test_a_wrong_combination_names_field_value_and_remedy(settings, field, value
 
 
 def test_the_tables_cover_every_range_and_every_set_of_words():
-    assert {field for field, *_ in OUT_OF_RANGE} >= set(RANGES)
+    assert {field for field, *_ in OUT_OF_RANGE + CRITICS_OUT_OF_RANGE} >= set(RANGES)
     hints = {name: hint for name, hint in typing.get_type_hints(TrainerConfig).items() if name != "sources"}
     with_words = {
         name for name, hint in hints.items() if any(typing.get_origin(o) is typing.Literal for o in alternatives(hint))

@@ -39,3 +39,17 @@ def sample_weight(
         raise ValueError(f"turn_weighting={turn_weighting!r}: unknown word. Use one of {', '.join(TURN_WEIGHTINGS)}.")
     scale = discount**turn if turn_weighting == "objective" else 1.0
     return scale / (num_items * num_joints**turn * num_generations)
+
+
+def value_weight(turn: int, *, num_items: int, num_joints: int, num_targets: int, num_turns: int) -> float:
+    """Weight 1 / (B · J^t · targets of a node · H) of one target of a critic at 0-based `turn`.
+
+    The value loss is then the mean over turns of the mean squared error of that turn, ended branches counting as zeros.
+
+    Args:
+        num_items: B, task items in the whole rollout batch, over all ranks.
+        num_joints: J of a node.
+        num_targets: J, or K for a critic of one agent's own responses.
+        num_turns: H.
+    """
+    return 1.0 / (num_items * num_joints**turn * num_targets * num_turns)
