@@ -12,19 +12,21 @@ variable, goes into a request header, and is nowhere else: error texts and answe
 from __future__ import annotations
 
 import email.utils
+import functools
 import hashlib
 import json
 import os
 import random
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from pathlib import Path
 
 import httpx
 
 from mlrl.errors import ConfigError
+from mlrl.remote_cache import AnswerCache
 from mlrl.remote_formats import (
     ONE_ANSWER_A_REQUEST,
     Ask,
@@ -79,8 +81,8 @@ class RemoteModel:
             prefix = prefix if settings.key_prefix is None else settings.key_prefix
             headers[settings.key_header or header] = f"{prefix} {self._key}".strip()
         limits = httpx.Limits(max_connections=settings.max_concurrency)
-        self._client = httpx.Client(headers=headers, timeout=settings.timeout_s, limits=limits)
-        self._answers = _AnswerCache(settings.cache)
+        self._client = httpx.Client(headers=headers, timeout=settings.timeout_s, limits=limits, verify=_certificates())
+        self._answers = AnswerCache(settings.cache)
         self._lock = threading.Lock()
         self._jitter = random.Random()
 
@@ -244,33 +246,10 @@ class RemoteModel:
         return text if self._key is None else text.replace(self._key, "[key]")
 
 
-class _AnswerCache:
-    """Answers by identity: in memory, and in a file that is only appended to."""
-
-    def __init__(self, path: str | os.PathLike | None):
-        self.path = None if path is None else Path(path)
-        self._known: dict[str, str | None] = {}
-        self._lock = threading.Lock()
-        if self.path is not None and self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").split("\n"):
-                try:
-                    entry = json.loads(line)
-                    self._known[entry["request"]] = entry["text"]
-                except (ValueError, KeyError, TypeError):
-                    continue  # an empty line, or the last one of a run that was killed
-
-    def get(self, identity: str) -> tuple[bool, str | None]:
-        """(whether it is known, the answer)."""
-        with self._lock:
-            return identity in self._known, self._known.get(identity)
-
-    def put(self, identity: str, text: str | None) -> None:
-        with self._lock:
-            self._known[identity] = text
-            if self.path is not None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"request": identity, "text": text}) + "\n")
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """The trusted certificates, read once for all clients."""
+    return httpx.create_ssl_context()
 
 
 def _read_key(variable: str | None) -> str | None:
