@@ -57,34 +57,38 @@ def pair_batches(pairs: Sequence[PreferencePair], agent: int, max_tokens: int) -
         yield batch
 
 
-def batch_logprobs(policy: Policy, batch: PairBatch, temperature: float) -> tuple[Tensor, list[int]]:
-    """log π of the scored tokens of a micro-batch, segment after segment, and the tokens a segment.
+def batch_margins(policy: Policy, batch: PairBatch, temperature: float) -> Tensor:
+    """log π(winner) − log π(loser) of the agent for each pair of a micro-batch, in the order of its `places`.
 
-    Call inside `policy.use()`; under `torch.no_grad()` for the reference and for the partners' margins.
+    Call inside `policy.use()`, with its backward.
     """
     scored, lengths = policy.logprobs(batch.tree, temperature)
-    return scored.logprobs_L, lengths
-
-
-def batch_margins(
-    batch: PairBatch, logprobs_L: Tensor, lengths: Sequence[int], reference_logprobs_L: Tensor | None = None
-) -> Tensor:
-    """Δ of the agent for each pair of a micro-batch, in the order of its `places`."""
-    scored = [number for number, segment in enumerate(batch.tree.segments) if segment.scored]
-    order = {number: place for place, number in enumerate(scored)}
-    segments = [order[number] for number, _, _ in batch.uses]
+    logprobs_L = scored.logprobs_L
     device = logprobs_L.device
-    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
-    tokens = [token for segment in segments for token in range(starts[segment], starts[segment + 1])]
-    tokens_T = torch.tensor(tokens, device=device)
+    numbers = [number for number, segment in enumerate(batch.tree.segments) if segment.scored]
+    rank = {number: place for place, number in enumerate(numbers)}
+    starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    ranks = [rank[number] for number, _, _ in batch.uses]
+    tokens = [token for r in ranks for token in range(starts[r], starts[r + 1])]
     return pair_margins(
-        logprobs_L[tokens_T],
-        torch.tensor([lengths[segment] for segment in segments], device=device),
+        logprobs_L[torch.tensor(tokens, device=device)],
+        torch.tensor([lengths[r] for r in ranks], device=device),
         torch.tensor([pair for _, pair, _ in batch.uses], device=device),
         torch.tensor([sign for _, _, sign in batch.uses], device=device),
         len(batch.places),
-        None if reference_logprobs_L is None else reference_logprobs_L[tokens_T],
     )
+
+
+@torch.no_grad()
+def measured_margins(
+    policy: Policy, pairs: Sequence[PreferencePair], agent: int, *, max_tokens: int, temperature: float
+) -> Tensor:
+    """The same of all pairs, as constants: what partners add to an agent's loss, or what a reference takes off."""
+    margins_P = torch.zeros(len(pairs), device=policy.base.language_model.device)
+    with policy.use():
+        for batch in pair_batches(pairs, agent, max_tokens):
+            margins_P[batch.places] = batch_margins(policy, batch, temperature)
+    return margins_P
 
 
 def _chains(trajectory: Trajectory, agent: int) -> list[Chain]:
