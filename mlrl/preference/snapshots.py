@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mlrl.agents import Team
 from mlrl.models.base import Base, Policy
+from mlrl.preference.dropout import quiet_adapter
 
 Weights = list[list[Tensor]]  # of every distinct policy of a team, in agent order
 
@@ -89,4 +90,6 @@ def _twin(policy: Policy) -> Policy:
         return Policy(base, None)
     name = f"comparator_{policy.adapter}"
     policy.base.copy_adapter(policy.adapter, name)
-    return Policy(policy.base, name)
+    twin = Policy(policy.base, name)
+    quiet_adapter(twin)
+    return twin
