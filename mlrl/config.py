@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from mlrl import config_rules as rules
 from mlrl.config_checks import check_fields, check_names
+from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -318,5 +319,5 @@ def field_names(config_class: type) -> list[str]:
 
 def known_fields() -> set[str]:
     """Names of the settings of any config: what a task may recommend."""
-    classes = [TrainerConfig, EvaluationConfig]
+    classes = [TrainerConfig, EvaluationConfig, PreferenceArguments, DPOArguments, RewardModelArguments]
     return {name for config_class in classes for name in field_names(config_class)}
