@@ -182,7 +182,7 @@ def test_it_learns_and_validates_on_items_it_has_not_seen(tiny_llama):
     _, model = make(tiny_llama, spread=0)
     heard = []
     report = fit(
-        model, engine(model, 3e-3), learnable(), FitSettings(4, 6, validation_fraction=0.25),
+        model, engine(model, 3e-3), learnable(), FitSettings(2, 6, validation_fraction=0.25),
         lambda epoch, scores: heard.append((epoch, scores)),
     )  # fmt: skip
     assert report.validation.num_pairs + report.train.num_pairs == 24
@@ -200,11 +200,11 @@ def test_the_weights_of_the_best_epoch_are_kept(tiny_llama):
     _, model = make(tiny_llama, spread=0)
     states = []
     report = fit(
-        model, engine(model, 0.05), learnable(12), FitSettings(4, 3, validation_fraction=0.4),
+        model, engine(model, 0.05), learnable(8), FitSettings(3, 3, validation_fraction=0.4),
         lambda epoch, scores: states.append(model.state()),
     )  # fmt: skip
     losses = [scores.loss for scores in report.epochs]
-    assert report.best_epoch == losses.index(min(losses)) + 1 < 4  # so steep a rate overshoots
+    assert report.best_epoch == losses.index(min(losses)) + 1 < 3  # so steep a rate overshoots
     for ours, theirs in zip(model.state(), states[report.best_epoch - 1], strict=True):
         assert torch.equal(ours, theirs)
     assert report.validation.loss == pytest.approx(min(losses), rel=1e-5)
@@ -214,7 +214,7 @@ def test_micro_batches_change_nothing(tiny_llama):
     states = []
     for tokens in (60, 4096):
         _, model = make(tiny_llama, spread=0)
-        fit(model, engine(model, 1e-3), learnable(6), FitSettings(1, 3, tokens, 0.0))
+        fit(model, engine(model, 1e-3), learnable(4), FitSettings(1, 2, tokens, 0.0))
         states.append(torch.cat([p.flatten() for p in model.state()]))
     assert_close(states[0], states[1], 1e-4)
 
