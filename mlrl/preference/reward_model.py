@@ -28,6 +28,7 @@ from mlrl.models.base import Policy
 from mlrl.preference.dropout import quiet_adapter
 from mlrl.preference.joint_text import JointBatch, JointInput, JointReader, joint_batches
 from mlrl.prompts import Prompt
+from mlrl.quiet import quiet_models
 from mlrl.rollout.streams import derive_seed
 from mlrl.sources import Source, load_tokenizers, resolve_source
 
@@ -118,7 +119,8 @@ class RewardModel:
             index=0, policy=self.policy, tokenizer=self.reader.tokenizer, source=self.source, stop_ids=frozenset(),
             parameters=[],
         )  # fmt: skip
-        saved.save(folder)
+        with quiet_models():
+            saved.save(folder)
         save_file(
             {n: p.detach().cpu().contiguous() for n, p in self.head.named_parameters()}, folder / "head.safetensors"
         )
@@ -148,6 +150,7 @@ class LearnedReward:
         return [(score - n.mean) / n.scale for score in self.model.score_texts(inputs, self.max_tokens)]
 
 
+@quiet_models()
 def make_reward_model(
     team: Team, *, name: str | None, max_length: int | None, discount: float, seed: int
 ) -> RewardModel:

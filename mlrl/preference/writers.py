@@ -21,6 +21,7 @@ from mlrl.rollout.collect import Collector, Growth
 from mlrl.rollout.prompts import tokenize_prompt
 from mlrl.rollout.sampler import Request, Sampler, SamplingParams
 from mlrl.rollout.tree import Node, Response, RolloutTree
+from mlrl.sources import max_model_length
 
 LOST = Response([], [], "", truncated=False)
 
@@ -95,15 +96,15 @@ class ModelWriter:
             writer.tokenizer.get_vocab() == reader.tokenizer.get_vocab() and writer.stop_ids == reader.stop_ids
             for writer, reader in zip(team.agents, readers, strict=False)
         ]
+        lengths = [max_model_length(agent.source) for agent in team.agents]
+        self.limits = [None if length is None else length - sampling.max_new_tokens for length in lengths]
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
         """As `Writer.write`."""
         asked = [
             Request(
                 agent,
-                tokenize_prompt(
-                    self.team.agents[agent].tokenizer, prompt, where=f"comparator, {request.draw}"
-                ).token_ids,
+                self._tokens(agent, prompt, request),
                 [(*request.draw, agent, k) for k in range(request.count)],
             )
             for request in requests
@@ -117,6 +118,12 @@ class ModelWriter:
             ]
             for request in requests
         ]
+
+    def _tokens(self, agent: int, prompt: Prompt, request: NodeRequest) -> list[int]:
+        """A prompt through the writer's own chat template. Raises TaskError where its model cannot hold it."""
+        where = f"comparator, item {request.draw[2]}, turn {len(request.draw[3])}, agent {agent}"
+        tokenizer = self.team.agents[agent].tokenizer
+        return tokenize_prompt(tokenizer, prompt, limit=self.limits[agent], where=where).token_ids
 
 
 class CentralizedWriter:

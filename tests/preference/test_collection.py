@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import warnings
 
 import pytest
@@ -109,18 +110,20 @@ def test_a_missing_key_is_named_as_the_setting_is(tiny_llama, monkeypatch):
         )
 
 
-def test_one_local_model_may_write_all_roles(tiny_llama, tiny_llama_other):
-    trainer = make_trainer(tiny_llama)
+def test_one_local_model_may_write_all_roles(tiny_llama, tiny_llama_other, tmp_path):
+    longer = shutil.copytree(tiny_llama_other, tmp_path / "longer")
+    config = json.loads((longer / "config.json").read_text())
+    (longer / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    trainer = make_trainer(tiny_llama, max_new_tokens=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         comparator = comparator_of(
-            trainer, comparator_policy="model", comparator_model_name=tiny_llama_other,
+            trainer, comparator_policy="model", comparator_model_name=str(longer),
             comparator_generation_mode="centralized",
         )  # fmt: skip
     # its random text holds no sections: every candidate is lost and counted, and the run goes on
-    collected = collect_pairs(
-        trainer.collector, NUMBERED[:1], trainer.growth(), SETTINGS, comparator=comparator, round=1
-    )
+    few = CollectionSettings(2, 2, "all", None, batch_size=1)
+    collected = collect_pairs(trainer.collector, NUMBERED[:1], trainer.growth(), few, comparator=comparator, round=1)
     assert collected.pairs == []
-    assert collected.lost == {"unparseable": 4}
-    assert collected.num_lost == 4
+    assert collected.lost == {"unparseable": 2}
+    assert collected.num_lost == 2

@@ -65,8 +65,10 @@ def test_streams_differ_between_rounds_and_from_the_comparators(tiny_llama):
     trainer = make_trainer(tiny_llama)
     comparator = PolicyComparator("current", trainer.collector)
     comparator.begin_round(1)
-    assert texts(current(trainer, 1)) == texts(current(trainer, 1))
-    drawn = [str(texts(x)) for x in (current(trainer, 1), current(trainer, 2), draw(comparator, trainer, 1))]
+    one = {"num_candidates": 1}
+    first = str(texts(current(trainer, 1, **one)))
+    assert str(texts(current(trainer, 1, **one))) == first
+    drawn = [first, *(str(texts(x)) for x in (current(trainer, 2, **one), draw(comparator, trainer, 1, **one)))]
     assert len(set(drawn)) == 3
 
 
@@ -288,3 +290,13 @@ def test_the_centralized_prompt_holds_every_role_and_its_own_form_parses():
     assert "Sing." in message["content"]
     assert "system: Be brief.\n\nuser: Say." in message["content"]
     assert split_roles(message["content"], 2) == ["the answer of agent 1", "the answer of agent 2"]
+
+
+def test_a_prompt_that_another_model_cannot_hold_is_named(tiny_llama, tiny_gpt2):
+    trainer = make_trainer(tiny_llama, conversation=False, train_dataset=[{"prompt": "the sea " * 20}])
+    other = load_writers(trainer.team, [tiny_gpt2, tiny_gpt2])
+    writer = ModelWriter(other, Sampler(other), SamplingParams(max_new_tokens=230), trainer.team.agents)
+    comparator = WrittenComparator("model", "m", trainer.collector, writer)
+    with pytest.raises(TaskError, match=r"comparator, item 0, turn 0, agent 0: \d+ tokens, more than the 26"):
+        items = [(0, {"prompt": "the sea " * 20})]
+        comparator.candidates(items, trainer.growth(), num_candidates=1, round=1)
