@@ -18,6 +18,7 @@ from mlrl.config_critics import (
     check_centralized,
     check_independent,
 )
+from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -371,4 +372,5 @@ def field_names(config_class: type) -> list[str]:
 def known_fields() -> set[str]:
     """Names of the settings of any config: what a task may recommend."""
     classes = [TrainerConfig, IACConfig, MAACConfig, EvaluationConfig]
+    classes += [PreferenceArguments, DPOArguments, RewardModelArguments]
     return {name for config_class in classes for name in field_names(config_class)}

@@ -67,13 +67,38 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "eval_interval": (lambda v: v >= 0, "0 (only by hand) or more"),
     "logging_steps": _ONE_OR_MORE,
     "completions_steps": (lambda v: v >= 0, "0 (never) or more"),
+    "ranks_per_agent": _ONE_OR_MORE,
+    "reference_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
     "seed": (lambda v: 0 <= v < 2**32, "a number from 0 to 4294967295"),
+    "num_iterations": (lambda v: v >= 0, "0 (pairs are collected once) or more"),
+    "preference_num_candidates": _ONE_OR_MORE,
+    "preference_pairs_per_sample": (lambda v: v >= 1, "1 or more, or None for all"),
+    "label_smoothing": (lambda v: 0 <= v < 0.5, "a number from 0 to below 0.5"),
+    "comparator_num_candidates": _ONE_OR_NONE,
+    "comparator_history_k": (lambda v: v >= 1, "1 (the round before) or more"),
+    "comparator_api_max_n_per_request": _ONE_OR_NONE,
+    "comparator_api_timeout": _POSITIVE,
+    "comparator_api_max_retries": _NOT_NEGATIVE,
+    "comparator_api_max_concurrency": _ONE_OR_MORE,
+    "comparator_api_max_requests": (lambda v: v >= 1, "1 or more, or None for no limit"),
+    "preference_replay_k": _ONE_OR_NONE,
+    "preference_replay_lambda": _FRACTION,
+    "preference_replay_sample_size": _ONE_OR_NONE,
+    "dpo_beta": _POSITIVE,
+    "reward_learning_rate": _NOT_NEGATIVE,
+    "reward_num_train_epochs": _ONE_OR_MORE,
+    "reward_train_batch_size": _ONE_OR_MORE,
+    "reward_max_length": _ONE_OR_NONE,
+    "reward_validation_fraction": (lambda v: 0 <= v < 1, "a number from 0 to below 1"),
 }
 # Texts and lists that must not be empty.
 _NOT_EMPTY = {"agent_model", "agents", "reference_model", "agents_dir", "output_dir", "run_name", "task"}
 _NOT_EMPTY |= {"critic_model", "critics", "lora_target_modules", "report_to", "agent_learning_rate"}
+_NOT_EMPTY |= {"comparator_model_name", "comparator_agents", "comparator_api_url", "comparator_api_model"}
+_NOT_EMPTY |= {"comparator_api_key_env", "reward_model_name", "preference_replay_from"}
 _PATHS = ("agent_model", "agents", "reference_model", "agents_dir", "output_dir", "wandb_dir", "output")
 _PATHS += ("critic_model", "critics")
+_PATHS += ("comparator_model_name", "comparator_agents", "reward_model_name", "preference_replay_from")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -20,11 +20,14 @@ from mlrl.config import (
     known_fields,
 )
 from mlrl.config_checks import RANGES, alternatives
+from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
 from mlrl.errors import ConfigError
 from tests.test_config_critics import OUT_OF_RANGE as CRITICS_OUT_OF_RANGE
 
 # field, wrong value, part of the remedy
 OUT_OF_RANGE = [
+    ("ranks_per_agent", [2, 0], "1 or more"),
+    ("reference_ranks", 0, "agents, or 1 or more"),
     ("num_agents", 0, "1 or more"),
     ("lora_rank", 0, "1 or more"),
     ("lora_alpha", 0, "above 0"),
@@ -123,6 +126,13 @@ WRONG_TYPE = [
 
 # other settings, field named, its value, part of the remedy
 COMBINATIONS = [
+    ({"ranks_per_agent": [1, 1]}, "ranks_per_agent", [1, 1], "Set placement to split"),
+    (
+        {"placement": "split", "ranks_per_agent": [1, 1], "num_agents": 3},
+        *("ranks_per_agent", [1, 1], "one an agent"),
+    ),
+    ({"placement": "split", "share_parameters": True}, "placement", "split", "Leave one of them out"),
+    ({"reference_ranks": 1}, "reference_ranks", 1, "leave reference_ranks out"),
     ({"advantage_mode": "mean", "num_generations": 1}, "num_generations", 1, "raw or greedy"),
     ({"advantage_mode": "rloo", "num_generations": 1}, "num_generations", 1, "2 or more"),
     ({"advantage_mode": "max", "num_generations": 1}, "num_generations", 1, "2 or more"),
@@ -194,7 +204,11 @@ def test_a_wrong_combination_names_field_value_and_remedy(settings, field, value
 
 
 def test_the_tables_cover_every_range_and_every_set_of_words():
-    assert {field for field, *_ in OUT_OF_RANGE + CRITICS_OUT_OF_RANGE} >= set(RANGES)
+    elsewhere = {
+        name for group in (PreferenceArguments, DPOArguments, RewardModelArguments) for name in field_names(group)
+    }
+    here = {field for field, *_ in OUT_OF_RANGE + CRITICS_OUT_OF_RANGE}
+    assert here >= set(RANGES) - elsewhere  # those are in test_config_preference
     hints = {name: hint for name, hint in typing.get_type_hints(TrainerConfig).items() if name != "sources"}
     with_words = {
         name for name, hint in hints.items() if any(typing.get_origin(o) is typing.Literal for o in alternatives(hint))

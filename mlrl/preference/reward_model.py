@@ -1,0 +1,220 @@
+"""The joint reward model R̃: a scalar head at the last token of a joint text, on an adapter or a network of its own.
+
+A trajectory's score is Σ_t γ^t R̃(h_t, a_t), as its reward is Σ_t γ^t r_t, so that with several turns R̃ can stand for
+the reward of a turn. One turn is the plain case.
+
+Frozen, it rewards with (R̃ − mean)/s, both over the pairs it was trained on: mean is that of all scores, s the root of
+the mean variance *within* an item (and turn). The variance over all scores would measure how items differ, which the
+loss leaves free.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mlrl.agents import Agent, Team
+from mlrl.losses.preference import PreferenceLossOutputs, bradley_terry_loss
+from mlrl.models.base import Policy
+from mlrl.preference.dropout import quiet_adapter
+from mlrl.preference.joint_text import JointBatch, JointInput, JointReader, joint_batches
+from mlrl.prompts import Prompt
+from mlrl.quiet import quiet_models
+from mlrl.rollout.streams import derive_seed
+from mlrl.sources import Source, load_tokenizers, resolve_source
+
+ADAPTER = "reward_model"
+_SMALLEST_SCALE = 1e-6  # below it the model tells nothing apart, and noise must not become a reward
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """score → (score − mean)/scale."""
+
+    mean: float = 0.0
+    scale: float = 1.0
+
+
+class RewardModel:
+    """R̃ over one policy network and a head.
+
+    Args:
+        policy: the network through an adapter of its own, or a network of its own. All of its parameters are trained.
+        source: where the network came from, for saving.
+        reader: makes its texts.
+        discount: γ of a trajectory's score.
+        seed: of the head's initial weights.
+    """
+
+    def __init__(self, policy: Policy, source: Source, reader: JointReader, discount: float = 1.0, seed: int = 0):
+        self.policy, self.source, self.reader, self.discount = policy, source, reader, discount
+        model = policy.base.language_model
+        width = model.head.weight.shape[1]
+        self.head = nn.Linear(width, 1, device=model.device, dtype=torch.float32)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "reward_head") % 2**63)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(1, width, generator=generator) / math.sqrt(width + 1))
+            self.head.bias.zero_()
+        self.normalization = Normalization()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What training changes."""
+        return [*self.policy.parameters(), *self.head.parameters()]
+
+    def scores(self, batch: JointBatch) -> Tensor:
+        """R̃ of every text of a batch, (texts,), float32, with gradient. Call inside `policy.use()`."""
+        return self.head(last_hidden(self.policy, batch).float())[:, 0]
+
+    def pair_loss(self, batch: JointBatch, turns: Sequence[tuple[int, int]], weight: float) -> PreferenceLossOutputs:
+        """Bradley–Terry loss of a batch whose wholes are pairs. Call inside `policy.use()`.
+
+        Args:
+            turns: (the winner's, the loser's) number of texts of each pair of the batch, in this order in it.
+            weight: of each pair.
+        """
+        scores = self.scores(batch)
+        sides = []
+        start = 0
+        for count in (count for pair in turns for count in pair):
+            discounts = torch.tensor([self.discount**turn for turn in range(count)], device=scores.device)
+            sides.append((discounts * scores[start : start + count]).sum())
+            start += count
+        winners_P, losers_P = torch.stack(sides[0::2]), torch.stack(sides[1::2])
+        return bradley_terry_loss(winners_P, losers_P, torch.full_like(winners_P, weight).detach())
+
+    @torch.no_grad()
+    def score_texts(self, inputs: Sequence[JointInput], max_tokens: int) -> list[float]:
+        """R̃ of each text, in order, before normalization."""
+        values = [0.0] * len(inputs)
+        with self.policy.use():
+            for batch in joint_batches([[given] for given in inputs], max_tokens):
+                for place, value in zip(batch.places, self.scores(batch).tolist(), strict=True):
+                    values[place] = value
+        return values
+
+    def state(self) -> list[Tensor]:
+        """A copy of all trained weights in main memory."""
+        return [p.detach().to("cpu", copy=True) for p in self.parameters]
+
+    @torch.no_grad()
+    def load_state(self, state: Sequence[Tensor]) -> None:
+        """Back to weights from `state`."""
+        for parameter, value in zip(self.parameters, state, strict=True):
+            parameter.copy_(value)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the adapter or network with its tokenizer, the head, and the normalization."""
+        folder = Path(folder)
+        saved = Agent(
+            index=0, policy=self.policy, tokenizer=self.reader.tokenizer, source=self.source, stop_ids=frozenset(),
+            parameters=[],
+        )  # fmt: skip
+        with quiet_models():
+            saved.save(folder)
+        save_file(
+            {n: p.detach().cpu().contiguous() for n, p in self.head.named_parameters()}, folder / "head.safetensors"
+        )
+        facts = {
+            **asdict(self.normalization),
+            "discount": self.discount,
+            "num_agents": self.reader.num_agents,
+            "max_length": self.reader.max_length,
+        }
+        (folder / "reward_model.json").write_text(json.dumps(facts, indent=2) + "\n")
+
+
+class LearnedReward:
+    """The frozen reward model as a task's reward function: `reward_func=LearnedReward(model)`.
+
+    Args:
+        max_tokens: of a forward pass.
+    """
+
+    def __init__(self, model: RewardModel, max_tokens: int = 4096):
+        self.model, self.max_tokens = model, max_tokens
+
+    def __call__(self, *completions: Sequence[str], prompts: Sequence[Prompt]) -> list[float]:
+        """Normalized R̃ of the J joint responses of a node, [agent][joint]."""
+        inputs = [self.model.reader.read(prompts, joint) for joint in zip(*completions, strict=True)]
+        n = self.model.normalization
+        return [(score - n.mean) / n.scale for score in self.model.score_texts(inputs, self.max_tokens)]
+
+
+@quiet_models()
+def make_reward_model(
+    team: Team, *, name: str | None, max_length: int | None, discount: float, seed: int
+) -> RewardModel:
+    """A reward model for a team.
+
+    Args:
+        name: a model of its own; None takes agent 0's: with LoRA an adapter on its base, which is not loaded again,
+            with full tuning a copy of its present weights.
+
+    Raises:
+        ConfigError: the model or its tokenizer cannot be loaded, or `max_length` is too small.
+    """
+    agent, arguments = team.agents[0], team.loading.arguments
+    source = agent.source if name is None else resolve_source(name)
+    tokenizer = agent.tokenizer if name is None else load_tokenizers([source])[0]
+    reader = JointReader(tokenizer, len(team.agents), max_length)
+    if name is not None:
+        base = team.loading.base(source)
+    else:
+        base = agent.base if arguments.tuning == "lora" else agent.base.copy()
+    policy, others = Policy(base, None), []
+    if arguments.tuning == "lora":
+        # PEFT changes what has gradients: agents keep theirs, a network of its own has none
+        others = [p for p in base.model.parameters() if p.requires_grad and name is None]
+        targets = arguments.lora_target_modules
+        lora = LoraConfig(
+            r=arguments.lora_rank,
+            lora_alpha=arguments.lora_alpha,
+            lora_dropout=arguments.lora_dropout,
+            target_modules=targets[0] if targets == ["all-linear"] else targets,
+            task_type="CAUSAL_LM",
+        )
+        base.add_adapter(ADAPTER, lora, derive_seed(seed, "reward_model"))
+        policy = Policy(base, ADAPTER)
+        quiet_adapter(policy)
+    trained = {id(p) for p in [*others, *policy.parameters()]}
+    for parameter in base.model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+    return RewardModel(policy, source, reader, discount, seed)
+
+
+def last_hidden(policy: Policy, batch: JointBatch) -> Tensor:
+    """Final hidden state at the last token of every text, (texts, D). Call inside `policy.use()`."""
+    model = policy.base.language_model
+    packed = batch.tree.pack(model.device)
+    hidden = model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
+    stops = torch.tensor([len(segment.token_ids) for segment in batch.tree.segments]).cumsum(0) - 1
+    return hidden[stops[batch.ends].to(model.device)]
+
+
+def fit_normalization(groups: Sequence[Hashable], scores: Sequence[float]) -> Normalization:
+    """Mean of all scores, and the root of the mean variance within a group (an item's scores of one turn).
+
+    A scale below 1e-6, of a model that tells nothing apart, becomes 1.
+    """
+    by_group: dict[Hashable, list[float]] = defaultdict(list)
+    for group, score in zip(groups, scores, strict=True):
+        by_group[group].append(score)
+    variances = [_variance(values) for values in by_group.values()]
+    scale = math.sqrt(math.fsum(variances) / len(variances)) if variances else 0.0
+    mean = math.fsum(scores) / len(scores) if len(scores) else 0.0
+    return Normalization(mean, scale if scale > _SMALLEST_SCALE else 1.0)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / len(values)

@@ -1,0 +1,95 @@
+"""Frozen copies of a team's policies: as they are now, or as they were some rounds ago.
+
+A snapshot is the weights that training changes (of an adapter, or all of them), kept in main memory. They are put
+into a frozen twin of every policy to sample from: a second adapter on the same base, or with full tuning a second
+network, made once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mlrl.agents import Team
+from mlrl.models.base import Base, Policy
+from mlrl.preference.dropout import quiet_adapter
+
+Weights = list[list[Tensor]]  # of every distinct policy of a team, in agent order
+
+
+def team_weights(team: Team) -> Weights:
+    """A copy in main memory of what training changes, shared parameters once."""
+    return [[p.detach().to("cpu", copy=True) for p in policy.parameters()] for policy in _policies(team)]
+
+
+class PolicyHistory:
+    """Weights of a team at the start of its last k + 1 rounds.
+
+    Args:
+        k: how many rounds back `before` can look.
+    """
+
+    def __init__(self, k: int):
+        if k < 1:
+            raise ValueError(f"comparator_history_k={k!r}: 0 rounds back is the current policy. Use 1 or more.")
+        self.k = k
+        self._starts: dict[int, Weights] = {}
+
+    def record(self, round: int, weights: Weights) -> None:
+        """Keeps the weights with which a round (counted from 1) starts, and forgets what is too old to be asked for."""
+        self._starts[round] = weights
+        self._starts = {r: w for r, w in self._starts.items() if r >= round - self.k}
+
+    def before(self, round: int) -> tuple[int, Weights]:
+        """(round, weights with which it started), k rounds before this one; the first round's until that exists."""
+        earlier = max(1, round - self.k)
+        return earlier, self._starts[earlier]
+
+    def state_dict(self) -> dict[int, Weights]:
+        """What a checkpoint has to hold."""
+        return dict(self._starts)
+
+    def load_state_dict(self, state: dict[int, Weights]) -> None:
+        """Continues from a checkpoint."""
+        self._starts = dict(state)
+
+
+class FrozenTwin:
+    """A team that samples with weights of its own and is never trained; it starts with the team's present ones.
+
+    Attributes:
+        team: what to sample from.
+    """
+
+    def __init__(self, team: Team):
+        twins = {id(policy): _twin(policy) for policy in _policies(team)}
+        agents = [dataclasses.replace(a, policy=twins.get(id(a.policy)), parameters=[]) for a in team.agents]
+        bases = list({id(policy.base): policy.base for policy in twins.values()}.values())
+        self.team = dataclasses.replace(team, agents=agents, bases=bases)
+
+    @torch.no_grad()
+    def set(self, weights: Weights) -> None:
+        """Samples from these weights from now on."""
+        for policy, values in zip(_policies(self.team), weights, strict=True):
+            for parameter, value in zip(policy.parameters(), values, strict=True):
+                parameter.copy_(value)
+
+
+def _policies(team: Team) -> Sequence[Policy]:
+    """Every distinct policy that this process holds, in agent order."""
+    return list({id(agent.policy): agent.policy for agent in team.agents if agent.policy is not None}.values())
+
+
+def _twin(policy: Policy) -> Policy:
+    if policy.adapter is None:
+        base: Base = policy.base.copy()
+        base.model.requires_grad_(False)
+        return Policy(base, None)
+    name = f"comparator_{policy.adapter}"
+    policy.base.copy_adapter(policy.adapter, name)
+    twin = Policy(policy.base, name)
+    quiet_adapter(twin)
+    return twin
