@@ -32,6 +32,13 @@ def quiet_models() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def quiet_deepspeed() -> None:
+    """DeepSpeed's notices in every process: the absence of a GPU, and PyTorch's new names for what it calls."""
+    logging.getLogger("DeepSpeed").addFilter(_not_about_the_cpu)
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", "`torch.distributed.[a-z_]*` is deprecated", FutureWarning)
+
+
 def _not_about_the_cpu(record: logging.LogRecord) -> bool:
     """`save_pretrained` imports DeepSpeed where that is installed, which then reports the absence of a GPU."""
     return not record.getMessage().startswith("Setting accelerator to CPU")

@@ -10,6 +10,7 @@ import torch
 from accelerate import PartialState
 
 from mlrl.errors import ConfigError
+from mlrl.quiet import quiet_deepspeed
 
 _PRECISIONS = {"bf16": "bfloat16", "no": None}
 
@@ -76,6 +77,7 @@ def _zero_settings() -> dict[str, Any] | None:
     """The ZeRO block of the launch configuration; what it leaves to be chosen ("auto") is DeepSpeed's default."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() != "true":
         return None
+    quiet_deepspeed()
     try:
         import deepspeed  # noqa: F401
     except ImportError as error:

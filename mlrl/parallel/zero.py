@@ -9,7 +9,6 @@ Engines are made directly, over the entity's process group, from the ZeRO settin
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -209,7 +208,6 @@ def _initialize(module: nn.Module, config: dict[str, Any], group: Group, optimiz
 
     # a check that all processes run the same layers, of all of the launch: agents on ranks of their own do not
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda ints: None
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if not comm.is_initialized():
         # compiled on first use for reductions between CPU processes, which hangs where a compile was cut short before
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

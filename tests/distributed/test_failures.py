@@ -53,13 +53,14 @@ def test_a_message_of_all_ranks_is_printed_once(tiny_llama, tmp_path):
     assert 'Traceback (most recent call last):\n  File "' not in done.stderr.split("torch/distributed/elastic")[0]
 
 
+@pytest.mark.slow
 def test_a_wrong_flag_is_one_line_of_all_ranks(tiny_llama, tmp_path):
     done = launch("train/magrpo.py", flags(tmp_path, tiny_llama, "pass", "--placement", "split"), processes=3)
     assert done.returncode != 0
     assert done.stderr.count("3 ranks do not divide among 2 agents") == 1, done
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_rank_ends_the_job(tiny_llama, tmp_path, victim):
     body = f'open("{tmp_path}/pid_%d" % RANK, "w").write(str(os.getpid())); time.sleep(0.3)'
     job = start("train/magrpo.py", flags(tmp_path, tiny_llama, body, "--num_train_epochs", "1000"), processes=2)
