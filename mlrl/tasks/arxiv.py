@@ -23,7 +23,7 @@ ROLES = Roles(
     second="Below is the abstract of a paper. Write the second half of its introduction, the method and what follows "
     "from it, in one paragraph of 180 to 240 words. A partner writes the first half, background and motivation: leave "
     "these out, keep to the same terms, and link your sentences. Write the paragraph only.\n\nAbstract:\n{source}",
-    both="Below is the abstract of a paper. Write its introduction in two paragraphs: background and motivation (130 to "
+    both="Below is the abstract of a paper. Write its introduction in two paragraphs: background, motivation (130 to "
     "170 words), then the method and what follows from it (180 to 240 words). Keep to the same terms and link your "
     f"sentences. Put {SPLIT} between the two and write nothing else.\n\nAbstract:\n{{source}}",
 )
@@ -39,7 +39,8 @@ def task(
 ) -> Task:
     """The task over rows with an `abstract_text` field: a file, a hub data set, or abstracts of our own.
 
-    On the hub: OpenMLRL/arXiv_abstract. `eval_size` is 1100 of a hub data set and the last tenth of a file where it is not given.
+    On the hub: OpenMLRL/arXiv_abstract. `eval_size` is 1100 of a hub data set and the last tenth of a file where it is
+    not given.
     """
     if dataset is not None and eval_size is None:
         eval_size = 1100
