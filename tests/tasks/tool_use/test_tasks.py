@@ -1,5 +1,6 @@
 import importlib.util
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -19,7 +20,7 @@ def dealt(row, num_agents):
     calls = [call.example().text for call in gold_calls(row)]
     share, rest = divmod(len(calls), num_agents)
     cuts = [agent * share + min(agent, rest) for agent in range(num_agents + 1)]
-    return ["\n".join(calls[start:end]) or "[]" for start, end in zip(cuts, cuts[1:], strict=False)]
+    return ["\n".join(calls[start:end]) or "[]" for start, end in pairwise(cuts)]
 
 
 @pytest.mark.parametrize("name", TOP)
