@@ -128,16 +128,22 @@ class Score:
     @property
     def total(self) -> float:
         """The reward."""
-        bottleneck, quality = self.balance, self.quality
-        joint = 0.14 * bottleneck + 0.60 * bottleneck**0.65 * quality**0.35 + 0.08 * self.grounded + 0.10 * self.success
-        penalty = (
-            0.10 * self.rejected
-            + 0.05 * self.conflict
-            + 0.05 * self.overlap
-            + 0.10 * self.copy
-            + 0.05 * self.over_length
+        bottleneck = self.balance
+        value = math.fsum(
+            (
+                0.06 * self.validity,
+                0.02 * self.joint,
+                0.14 * self.joint * bottleneck,
+                0.60 * self.joint * bottleneck**0.65 * self.quality**0.35,
+                0.08 * self.joint * self.grounded,
+                0.10 * self.joint * self.success,
+                -0.10 * self.rejected,
+                -0.05 * self.conflict,
+                -0.05 * self.overlap,
+                -0.10 * self.copy,
+                -0.05 * self.over_length,
+            )
         )
-        value = 0.06 * self.validity + 0.02 * self.joint + self.joint * joint - penalty
         return min(1.0, max(-0.25, value))
 
     def commonsense(self) -> list[bool]:
