@@ -147,16 +147,18 @@ class Score:
         return min(1.0, max(-0.25, value))
 
     def commonsense(self) -> list[bool]:
-        """Complete, on route, known, no place twice and nights enough, one's own car or none."""
+        """Complete, on route, known, no place twice, one's own car always or never; an empty plan has none."""
         transport = [value.lower() for (_, name), value in self.plan.items() if name == "transportation"]
         driving = sum(value.startswith("self-driving") for value in transport)
-        return [
+        places = [check for (_, name), check in self.checked.items() if name in ROLES[1] and check.grounded]
+        checks = [
             self.coverage == 1.0,
             all(check.fits for check in self.checked.values()),
             all(check.grounded for check in self.checked.values()),
-            all(check.valid for (_, name), check in self.checked.items() if name in ROLES[1] and check.grounded),
+            all(check.valid for check in places),
             driving in (0, len(transport)),
         ]
+        return [bool(self.checked) and passed for passed in checks]
 
     def wishes(self) -> list[bool]:
         """The budget, and what else the query asks for."""
