@@ -7,6 +7,7 @@ position_modification, rect_modification, resource_schedule. One agent alone bui
     accelerate launch train/magrpo.py --task housebuild --task_args data_path=house_build_data.json --agent_model MODEL
 """
 
+from functools import partial
 from typing import Any
 
 from mlrl import Task
@@ -90,7 +91,7 @@ def task(
         reward_processor=RewardProcessors.shift(-1.0),
         external_transition=transition,
         eval_logger=log_turns,
-        eval_aggregator=turn_means,
+        eval_aggregator=partial(turn_means, final=("iou", "spiders_killed")),
         recommended=dict(RECOMMENDED),
     )
 

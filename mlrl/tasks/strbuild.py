@@ -7,6 +7,7 @@ score_feedback. One agent alone has all four kinds.
     accelerate launch train/magrpo.py --task strbuild --task_args data_path=str_build_data.csv --agent_model MODEL
 """
 
+from functools import partial
 from typing import Any
 
 from mlrl import Task
@@ -88,7 +89,7 @@ def task(
         reward_processor=RewardProcessors.shift(-2.0),
         external_transition=transition,
         eval_logger=log_turns,
-        eval_aggregator=turn_means,
+        eval_aggregator=partial(turn_means, final=("iou", "level_total")),
         recommended=dict(RECOMMENDED),
     )
 
