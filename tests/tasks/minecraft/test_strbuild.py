@@ -42,8 +42,9 @@ def test_the_font():
         ([], [], (0, 0, 0, -0.5)),
         # one target cell: 2/9; agent 0 shows stone only, agent 1 nothing
         ([((0, 0, 0), "stone")], [], (2 / 9, 0, 0, -0.5)),
-        # two neighbours of one kind
+        # two neighbours of one kind, side by side or one above the other
         ([((0, 0, 0), "stone"), ((1, 0, 0), "stone")], [], (4 / 9, 0, -1, -0.5)),
+        ([((0, 0, 0), "stone"), ((0, 1, 0), "stone")], [], (4 / 9, 0, -1, -0.5)),
         # three in a row: stone–stone and stone–oak; agent 0's palette is seen
         (
             [((0, 0, 0), "stone"), ((1, 0, 0), "stone"), ((2, 0, 0), "oak_planks")],
