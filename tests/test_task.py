@@ -254,6 +254,14 @@ def test_a_shipped_task_by_name():
     assert task.name == "length_ratio"
 
 
+def test_what_tasks_share_is_no_task():
+    with pytest.raises(ConfigError, match="task='feedback': no task of that name is shipped") as caught:
+        load_task("feedback")
+    listed = str(caught.value).partition("Right is one of ")[2]
+    assert {"arxiv", "bfcl", "housebuild", "length_ratio", "tldr", "travel"} <= set(listed.replace(",", " ").split())
+    assert "splits" not in listed
+
+
 def test_a_file_and_its_attributes(file, monkeypatch):
     task = load_task(str(file))
     assert (task.train_dataset, task.name) == ([{"prompt": "from beside"}], "my_task")

@@ -1,0 +1,1 @@
+"""What the tasks bfcl and bfcl_multiturn share: call syntax, matching, rewards, data, roles."""

@@ -1,0 +1,1 @@
+"""What the task travel is made of: reference tables, queries, answers, plans, reward."""

@@ -1,0 +1,1 @@
+"""What the tasks tldr and arxiv share: text statistics, gated reward, roles, samples."""
