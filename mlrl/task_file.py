@@ -54,13 +54,15 @@ def _module_from_file(path: str, spec: str) -> ModuleType:
 
 def _shipped_module(name: str) -> ModuleType:
     package = importlib.import_module("mlrl.tasks")
-    shipped = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    if name not in shipped:
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    module = importlib.import_module(f"mlrl.tasks.{name}") if name in names else None
+    if not hasattr(module, "task"):  # the rest are what tasks share
+        shipped = [other for other in names if hasattr(importlib.import_module(f"mlrl.tasks.{other}"), "task")]
         raise ConfigError(
             f"task={name!r}: no task of that name is shipped{_closest(name, shipped)}. "
             f"Right is one of {', '.join(shipped)}, or the path of a file that ends in .py."
         )
-    return importlib.import_module(f"mlrl.tasks.{name}")
+    return module
 
 
 def fit_task_args(func: Callable, spec: str, task_args: Mapping[str, Any]) -> dict[str, Any]:

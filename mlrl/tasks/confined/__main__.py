@@ -6,9 +6,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import ctypes  # noqa: E402, F401
-import isolate  # noqa: E402
-from programs import Program  # noqa: E402
+import isolate
+from programs import Program
 
 
 def main():

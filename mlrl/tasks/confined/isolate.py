@@ -31,7 +31,7 @@ def enter(paths, tmpfs_mb):
     The calling process stays behind, waits for the new one and ends with it. The new one is process 1 of a process
     namespace: when it ends, everything it started is killed.
     """
-    missing = []
+    missing, folder = [], os.getcwd()
     as_root = os.geteuid() == 0
     user = random.SystemRandom().randrange(0x70000000, 0x7FFF0000) if as_root else os.getuid()
     _die_with_parent()
@@ -49,7 +49,7 @@ def enter(paths, tmpfs_mb):
         as_root = False
     if not inside:
         missing += ["processes", "network"]
-    root = f"{os.getcwd()}/root" if inside and _prepare_root(paths, tmpfs_mb) else None
+    root = f"{folder}/root" if inside and _prepare_root(paths, tmpfs_mb) else None
     child = os.fork()
     if child:
         os.closerange(0, 3)
@@ -59,7 +59,7 @@ def enter(paths, tmpfs_mb):
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     if root is None or not _change_root(root):
         missing.append("file system")
-        os.chdir(WORK if root and os.path.isdir(WORK) else ".")
+        os.chdir(folder)
     if as_root:
         if not _become(user):
             missing.append("user")

@@ -5,6 +5,7 @@ of their own, outcomes are signed with a number that the program is never given,
 """
 
 import builtins
+import os
 import random
 import secrets
 import sys
@@ -54,7 +55,7 @@ def serve(read, write):
         del sys.modules[name]  # whoever imports it gets another copy
     private = dict(vars(builtins), __import__=_import_with(_UNITTEST))
     case_class = _strict(unittest.TestCase)
-    namespace = {"__name__": "program"}
+    namespace = {"__name__": "program", "__file__": os.path.abspath("program.py")}
     sys.addaudithook(_guard)
     try:
         exec(compile(job["code"], "<program>", "exec"), namespace)
@@ -130,7 +131,7 @@ def _equals_anything(value, depth=3):
         return False
 
 
-def _guard(event, args, _exit=__import__("os")._exit, _frame=sys._getframe, _busy=[False]):  # noqa: B006
+def _guard(event, args, _exit=os._exit, _frame=sys._getframe, _busy=[False]):  # noqa: B006
     """Ends the process where the program itself looks into frames or memory, as only a cheat needs to."""
     if _busy[0] or not event.startswith(_LOOKING_AROUND):
         return

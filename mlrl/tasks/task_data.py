@@ -1,0 +1,105 @@
+"""Rows of a task: from a file, from the hub, or from what ships here."""
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlrl import ConfigError
+
+Row = dict[str, Any]
+
+
+def load_rows(
+    data_path: str | None, dataset: str | None, split: str, default: Callable[[], Sequence[Row]]
+) -> list[Row]:
+    """The rows of a file, of one split of a hub data set, or else the default ones.
+
+    Raises:
+        ConfigError: both are given, or the rows cannot be had.
+    """
+    if data_path is not None and dataset is not None:
+        raise ConfigError(f"task_args.dataset={dataset!r}: data_path={data_path!r} is given as well. Give one of them.")
+    if data_path is not None:
+        return read_rows(data_path)
+    return hub_rows(dataset, split) if dataset is not None else [dict(row) for row in default()]
+
+
+def read_rows(data_path: str) -> list[Row]:
+    """The rows of a JSON, JSONL (also .gz) or parquet file.
+
+    Raises:
+        ConfigError: no such file, or not rows of fields.
+    """
+    path = Path(data_path).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"task_args.data_path={data_path!r}: there is no such file. Give a JSON, JSONL or parquet file."
+        )
+    try:
+        if path.suffix == ".parquet":
+            from datasets import Dataset
+
+            return Dataset.from_parquet(str(path)).to_list()
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        rows = _from_json(raw.decode())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"task_args.data_path={data_path!r}: cannot be read ({error}).") from error
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"task_args.data_path={data_path!r}: no list of rows with named fields.")
+    return rows
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def hub_rows(dataset: str, split: str) -> list[Row]:
+    """The rows of one split of a hub data set.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(dataset, split=split).to_list()
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"task_args.dataset={dataset!r}: split {split!r} cannot be loaded ({reason}). Give a hub id that this "
+            f"machine can reach, or data_path= with a file of the same rows."
+        ) from error
+
+
+def split_rows(
+    rows: Sequence[Row], train_size: int | None, eval_size: int, train_first: bool = False
+) -> tuple[list[Row], list[Row]]:
+    """Rows to train on and to evaluate on, apart: one part after the other from the start.
+
+    Args:
+        train_size: None for all that is left.
+        train_first: the training rows stand before the evaluation rows, else after them.
+
+    Raises:
+        ConfigError: one of them would be empty.
+    """
+    for name, size in (("train_size", train_size), ("eval_size", eval_size)):
+        if size is not None and size < 1:
+            raise ConfigError(f"task_args.{name}={size!r}: no rows. Give 1 or more.")
+    if train_first:
+        train_size = max(len(rows) - eval_size, 0) if train_size is None else train_size
+        train, held_out = rows[:train_size], rows[train_size : train_size + eval_size]
+    else:
+        held_out, rest = rows[:eval_size], rows[eval_size:]
+        train = rest if train_size is None else rest[:train_size]
+    if not train or not held_out:
+        raise ConfigError(
+            f"task_args.train_size={train_size!r}, eval_size={eval_size!r}: of {len(rows)} rows that leaves "
+            f"{len(train)} to train and {len(held_out)} to evaluate on. Give smaller sizes."
+        )
+    return list(train), list(held_out)
