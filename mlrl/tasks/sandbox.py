@@ -4,8 +4,8 @@ Every program gets processes of its own: new user, process, network and mount na
 inherited environment, a file system with Python to read and an empty folder to write, and limits on processor time,
 memory, files and processes. Where the machine refuses namespaces, one warning says what is not protected.
 
-Limits of time count the program's own processor seconds, so that a busy machine or more workers change no verdict; a
-program that waits is stopped after three times as many seconds of the clock.
+Limits of time count the program's own processor seconds, so that a busy machine or more workers change no verdict. A
+program that waits, using less than a tenth of a core, is stopped after three times as many seconds of the clock.
 
     sandbox = Sandbox(workers=2)
     job = FunctionJob(code="def double(x):\\n    return 2 * x", entry_point="double", tests=("assert double(2) == 4",))
@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from mlrl import ConfigError
 
 _SCRIPT = Path(__file__).parent / "confined"
-_CLOCK_FACTOR = 3
+_SLOWEST = 10  # a program that gets a tenth of a core still has its time
 _START_S = 60  # for starting Python on a busy machine
 _warned: set[str] = set()
 
@@ -215,7 +215,7 @@ def _start(job: Job, first: int, limits: Limits, total_s: float) -> dict[str, An
             start_new_session=True,
         )
         try:
-            out, complaints = process.communicate(json.dumps(content).encode(), _CLOCK_FACTOR * total_s + _START_S)
+            out, complaints = process.communicate(json.dumps(content).encode(), _SLOWEST * total_s + _START_S)
         except subprocess.TimeoutExpired:
             out, complaints = b"", b"out of time"
         finally:

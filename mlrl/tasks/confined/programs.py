@@ -7,7 +7,8 @@ import time
 import isolate
 import wire
 
-CLOCK_FACTOR = 3  # a program that waits gets so many seconds of the clock for each of processor time
+WAITING = 3  # a program that waits gets so many seconds of the clock for each of processor time,
+SLOWEST = 10  # and so does one that gets less than this part of a core
 
 
 class Ended(BaseException):
@@ -105,6 +106,7 @@ class Program:
         while not wire.ready(fd, pause, to_write=fd == self._to):
             cpu, clock = self._now()
             for (cpu_start, start), limit in ((self._test_start, self._test_limit), (self._start, self._limit)):
-                if cpu - cpu_start > limit or clock - start > CLOCK_FACTOR * limit:
+                used = cpu - cpu_start
+                if used > limit or clock - start > max(WAITING * limit, SLOWEST * used):
                     self.end("timeout")
             pause = min(0.2, 2 * pause)
