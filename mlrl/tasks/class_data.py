@@ -11,7 +11,7 @@ from mlrl.tasks.code_text import functions_in, parsed, syntax_problem
 from mlrl.tasks.task_data import Row
 
 _NEEDED = ("skeleton", "test", "class_name", "class_constructor", "import_statement", "methods_info")
-_MOST_SPLITS = 20_000
+_MOST_SPLITS = 1000  # those of up to 12 methods over two agents
 
 
 def class_row(row: dict[str, Any], number: int) -> Row:
@@ -31,7 +31,7 @@ def class_row(row: dict[str, Any], number: int) -> Row:
     listed = [function.name for function in functions_in(skeleton, at_any_depth=True)]
     given = {function.name for function in functions_in(row["class_constructor"], at_any_depth=True)} | {"__init__"}
     methods = [method for method in dict.fromkeys([*listed, *info]) if method not in given]
-    tests = test_names(row["test"])
+    tests = case_names(row["test"])
     if not methods or not tests:
         raise ConfigError(f"task_args.data_path: row {number} ({name}) has {len(methods)} methods, {len(tests)} tests.")
     depends = {method: list(info.get(method, {}).get("method_dependencies") or []) for method in methods}
@@ -55,7 +55,7 @@ def _head(row: dict[str, Any], name: str) -> str:
     raise ConfigError(f"task_args.data_path: class_name={name!r} is no name of a class.")
 
 
-def test_names(source: str) -> list[str]:
+def case_names(source: str) -> list[str]:
     """The tests of a source with unittest cases, as ``Class.method``.
 
     Raises:

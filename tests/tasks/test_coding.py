@@ -1,3 +1,4 @@
+import itertools
 import json
 from math import isclose
 
@@ -11,7 +12,7 @@ from mlrl.tasks.coding import FEEDBACK, role_prompt, verdict_text
 from mlrl.tasks.coding_data import function_row, split_tests
 from mlrl.tasks.coding_reward import Score, judge
 from mlrl.tasks.coding_samples import PROBLEMS
-from mlrl.tasks.pass_at_k import mean_pass_at_k, pass_at_k, turn_means
+from mlrl.tasks.pass_at_k import mean_pass_at_k, pass_at_k
 from mlrl.tasks.sandbox import Limits, Outcome, Sandbox
 from tests.tasks.scripted import play
 
@@ -55,10 +56,7 @@ LEVELS = {
     "all, without helper": (("", main("return 2 * x + 1")), 1.1 + 1),
     "one of four, helper used": ((AUX, main("return aux(x) * 0 + 1")), 1.5 + 0.25 + 0.5 + 1),
     "a thin wrapper": (("def aux(x):\n    return 2 * x + 1", main("return aux(x)")), 1.5 + 1 + 0.5),
-    "a thin wrapper with a name": (
-        ("def aux(x):\n    return 2 * x + 1", main("y = aux(x)", "return y")),
-        1.5 + 1 + 0.5,
-    ),
+    "a thin wrapper with a name": ((f"{AUX} + 1", main("y = aux(x)", "return y")), 1.5 + 1 + 0.5),
     "the result is ignored": ((AUX, main("y = aux(x)", "return 2 * x + 1")), 1.5 + 1 + 0.5 + 1 - 0.5),
     "the call is a statement": ((AUX, main("aux(x)", "return 2 * x + 1")), 1.5 + 1 + 0.5 + 1 - 0.5),
     "a helper without return is used": (("def aux(x):\n    pass", main("aux(x)", "return 2 * x + 1")), 1.1 + 1 + 1.0),
@@ -92,16 +90,16 @@ def test_the_log_is_the_reward(totals):
     assert (last["timeouts"], last["tests_passed"], last["tests_total"], last["syntax_valid"]) == (3, 0, 4, 1)
 
 
-OUTCOMES = st.lists(st.sampled_from(["passed", "failed", "timeout", "skipped"]).map(Outcome), min_size=1, max_size=5)
-
-
-@given(*[st.booleans()] * 2, st.sampled_from([None, "bad"]), OUTCOMES, *[st.booleans()] * 3)
-def test_the_reward_stays_in_its_range(helper, main_defined, problem, outcomes, uses, thin, ignores):
-    score = Score(helper, main_defined, problem, tuple(outcomes), "", uses, thin, ignores)
-    assert 0.0 <= score.total <= 4.0
-    assert score.cooperation >= 0.0
-    if score.total == 4.0:
-        assert score.solved
+def test_the_reward_stays_in_its_range():
+    runs = [("passed",), ("failed",), ("passed", "failed"), ("timeout", "skipped", "passed")]
+    flags = itertools.product([False, True], [False, True], [None, "bad"], runs, *[[False, True]] * 3)
+    for helper, main_defined, problem, statuses, uses, thin, ignores in flags:
+        outcomes = tuple(map(Outcome, statuses))
+        score = Score(helper, main_defined, problem, outcomes, "", uses, thin, ignores)
+        assert 0.0 <= score.total <= 4.0
+        assert score.cooperation >= 0.0
+        best = helper and main_defined and not problem and score.solved and uses and not thin and not ignores
+        assert (score.total == 4.0) is best
 
 
 @settings(max_examples=10, deadline=None)
@@ -117,8 +115,8 @@ HUMANEVAL = {
     "task_id": "H/1",
     "prompt": 'import math\n\ndef help(x):\n    return x + 1\n\ndef f(x):\n    """Words."""\n',
     "entry_point": "f",
-    "test": "META = {}\ndef check(c):\n    assert True, 'x'\n    y = help(1)\n    assert c(y) == 2\n    for i in (1, 2):\n"
-    "        assert c(i) == i\n    print('done')\ncheck(f)",
+    "test": "META = {}\ndef check(c):\n    assert True, 'x'\n    y = help(1)\n    assert c(y) == 2\n"
+    "    for i in (1, 2):\n        assert c(i) == i\n    print('done')\ncheck(f)",
 }
 
 
@@ -215,7 +213,8 @@ def test_roles():
     assert helper.startswith(ITEM["prompt"].rstrip() + "\n\n")
     assert "Write `aux` only" in helper
     assert "Write the function `main`" in own
-    assert "`aux`, and" not in role_prompt(ITEM, 0, 1)[0]["content"].replace("`aux` that", "`aux`, and")[:0]
+    assert "Write a helper function `aux`" in role_prompt(ITEM, 0, 1)[0]["content"]
+    assert role_prompt({**ITEM, "prompt": ["a chat"]}, 0, 2) == ["a chat"]
     with pytest.raises(ConfigError, match="num_agents=3"):
         role_prompt(ITEM, 0, 3)
 
@@ -330,13 +329,15 @@ def test_pass_at_k_over_problems():
     assert mean_pass_at_k([]) == {}
     with pytest.raises(ValueError, match="pass@3"):
         pass_at_k(2, 1, 3)
-    assert turn_means([], 2) == {}
 
 
 # ------------------------------------------------------------------------------------------------- through the trainer
 
 
-@pytest.mark.parametrize("feedback", FEEDBACK)
+SLOW = [pytest.param(word, marks=pytest.mark.slow) for word in FEEDBACK[:-1]]
+
+
+@pytest.mark.parametrize("feedback", [*SLOW, FEEDBACK[-1]])
 def test_best_mixed_and_hostile_answers_through_the_trainer(feedback, data, tiny_llama, tmp_path, monkeypatch):
     from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
 

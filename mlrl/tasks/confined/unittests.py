@@ -5,17 +5,16 @@ of their own, outcomes are signed with a number that the program is never given,
 """
 
 import builtins
+import importlib
 import os
 import random
 import secrets
 import sys
 import unittest
-import unittest.mock
 
 import wire
 from programs import Ended
 
-_UNITTEST = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "unittest"}
 _LOOKING_AROUND = ("gc.", "ctypes.", "sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile")
 _LOOKING_FILES = ("<program>", "inspect.py", "traceback.py")
 
@@ -51,9 +50,12 @@ def serve(read, write):
     """The program's side: executes class and tests, and runs one test after another."""
     job = wire.receive(read)
     random.seed(0)
-    for name in _UNITTEST:
+    if "mock" in job["test"]:
+        importlib.import_module("unittest.mock")
+    own = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "unittest"}
+    for name in own:
         del sys.modules[name]  # whoever imports it gets another copy
-    private = dict(vars(builtins), __import__=_import_with(_UNITTEST))
+    private = dict(vars(builtins), __import__=_import_with(own))
     case_class = _strict(unittest.TestCase)
     namespace = {"__name__": "program", "__file__": os.path.abspath("program.py")}
     sys.addaudithook(_guard)
