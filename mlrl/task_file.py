@@ -4,7 +4,6 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import pkgutil
 import re
 import sys
 import zlib
@@ -53,16 +52,20 @@ def _module_from_file(path: str, spec: str) -> ModuleType:
 
 
 def _shipped_module(name: str) -> ModuleType:
-    package = importlib.import_module("mlrl.tasks")
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    module = importlib.import_module(f"mlrl.tasks.{name}") if name in names else None
-    if not hasattr(module, "task"):  # the rest are what tasks share
-        shipped = [other for other in names if hasattr(importlib.import_module(f"mlrl.tasks.{other}"), "task")]
+    shipped = _shipped_tasks()
+    if name not in shipped:
         raise ConfigError(
             f"task={name!r}: no task of that name is shipped{_closest(name, shipped)}. "
             f"Right is one of {', '.join(shipped)}, or the path of a file that ends in .py."
         )
-    return module
+    return importlib.import_module(f"mlrl.tasks.{name}")
+
+
+def _shipped_tasks() -> list[str]:
+    """The modules of `mlrl.tasks` that hold a task; what they share stands beside them. None is imported."""
+    files = Path(importlib.import_module("mlrl.tasks").__path__[0]).glob("*.py")
+    holds_task = re.compile(r"^(?:def task\(|task\b[^=\n]*=)", re.MULTILINE)
+    return sorted(file.stem for file in files if holds_task.search(file.read_text(encoding="utf-8")))
 
 
 def fit_task_args(func: Callable, spec: str, task_args: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,9 @@ def coding_task(
         return rows
 
     def aggregate(rows: list[dict[str, Any]], num_turns: int) -> dict[str, float]:
-        return turn_means(rows, num_turns) | mean_pass_at_k((row["task_id"], row["solved"]) for row in rows)
+        return turn_means(rows, num_turns, ("pass_rate", "solved")) | mean_pass_at_k(
+            (row["task_id"], row["solved"]) for row in rows
+        )
 
     return Task(
         train_dataset=list(train),

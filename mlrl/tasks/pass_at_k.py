@@ -32,14 +32,13 @@ def mean_pass_at_k(results: Iterable[tuple[str, bool]]) -> dict[str, float]:
     }
 
 
-_FINAL = ("pass_rate", "solved")
-
-
-def turn_means(rows: Sequence[Mapping[str, Any]], num_turns: int) -> dict[str, float]:
+def turn_means(
+    rows: Sequence[Mapping[str, Any]], num_turns: int, final: Sequence[str] | None = None
+) -> dict[str, float]:
     """Means of what rows hold under ``turns`` (a dict of numbers a turn), by turn over the episodes that reached it.
 
-    With several turns the share of tests passed and of problems solved stand also under ``final/``, where an episode
-    that ended early counts with its last turn.
+    With several turns the numbers named in `final` (None: all) stand also under ``final/``, where an episode that ended
+    early counts with its last turn.
     """
     means = {}
     for turn in range(num_turns):
@@ -47,7 +46,7 @@ def turn_means(rows: Sequence[Mapping[str, Any]], num_turns: int) -> dict[str, f
         means |= {f"turn_{turn + 1}/{key}": value for key, value in _means(reached).items()}
     if num_turns > 1:
         last = _means([row["turns"][-1] for row in rows])
-        means |= {f"final/{key}": last[key] for key in _FINAL}
+        means |= {f"final/{key}": value for key, value in last.items() if final is None or key in final}
     return means
 
 

@@ -12,7 +12,7 @@ from mlrl.tasks.coding import FEEDBACK, role_prompt, verdict_text
 from mlrl.tasks.coding_data import function_row, split_tests
 from mlrl.tasks.coding_reward import Score, judge
 from mlrl.tasks.coding_samples import PROBLEMS
-from mlrl.tasks.pass_at_k import mean_pass_at_k, pass_at_k
+from mlrl.tasks.pass_at_k import mean_pass_at_k, pass_at_k, turn_means
 from mlrl.tasks.sandbox import Limits, Outcome, Sandbox
 from tests.tasks.scripted import play
 
@@ -329,6 +329,15 @@ def test_pass_at_k_over_problems():
     assert mean_pass_at_k([]) == {}
     with pytest.raises(ValueError, match="pass@3"):
         pass_at_k(2, 1, 3)
+
+
+def test_means_by_turn():
+    rows = [{"turns": [{"a": 1, "b": 0}]}, {"turns": [{"a": 3, "b": 0}, {"a": 5, "b": 1}]}]
+    by_turn = {"turn_1/a": 2, "turn_1/b": 0, "turn_2/a": 5, "turn_2/b": 1}
+    assert turn_means(rows, 2) == by_turn | {"final/a": 3, "final/b": 0.5}
+    assert turn_means(rows, 2, ["b"]) == by_turn | {"final/b": 0.5}
+    assert turn_means(rows, 1) == {"turn_1/a": 2, "turn_1/b": 0}
+    assert turn_means([], 2) == {}
 
 
 # ------------------------------------------------------------------------------------------------- through the trainer
