@@ -2,8 +2,8 @@
 
 Methods are shared out evenly, with few calls between agents; see `class_data.share_methods`. Any number of agents.
 Data: `dataset=FudanSELab/ClassEval` on the hub, or `data_path=` with its file; without either, classes of our own.
-Du et al. 2023, MIT licence. Its tests need numpy, python-docx, nltk, gensim, pandas, openpyxl, beautifulsoup4, pillow
-and PyPDF2; where one is missing, the classes that import it earn nothing for tests.
+Du et al. 2023, MIT licence. Its tests need numpy<2, python-docx, nltk, gensim, pandas, openpyxl, beautifulsoup4,
+pillow, PyPDF2<3 and reportlab; where one is missing, the classes that import it earn nothing for tests.
 
     accelerate launch train/magrpo.py --task classeval --task_args data_path=ClassEval_data.json --agent_model MODEL
 """

@@ -103,7 +103,8 @@ class Limits:
     Attributes:
         test_s, total_s: processor seconds of one test (loading counts as one) and of all.
         timeouts: after so many tests out of time the rest is skipped.
-        memory_mb: address space of a process; processes: of this program at once.
+        memory_mb: address space of a process; processes: and threads at once, the one that checks counted, so that 2
+            allow none besides the program itself.
         file_mb: a file; tmpfs_mb: all files; files: open at once.
     """
 
@@ -111,7 +112,7 @@ class Limits:
     total_s: float = 60.0
     timeouts: int = 3
     memory_mb: int = 1024
-    processes: int = 8
+    processes: int = 2
     file_mb: int = 16
     tmpfs_mb: int = 64
     files: int = 64
@@ -246,7 +247,7 @@ def _warn_once(missing: Sequence[str]) -> None:
         if text not in _warned:
             _warned.add(text)
             warnings.warn(
-                f"sandbox: this machine refuses namespaces, so programs written by a model are not cut off from its: "
+                f"sandbox: this machine refuses namespaces, so programs written by a model run without their own "
                 f"{text}. Limits of time, memory and files hold.",
                 stacklevel=2,
             )

@@ -186,6 +186,13 @@ def test_shipped_tasks_need_no_data(name, sizes, monkeypatch):
     Environment(task, 2, 2).check_first_row()
 
 
+def test_what_tasks_share_is_no_task():
+    with pytest.raises(ConfigError, match="task='sandbox': no task of that name is shipped") as error:
+        load_task("sandbox")
+    assert "classeval, coophumaneval" in str(error.value)
+    assert ", sandbox" not in str(error.value)
+
+
 def test_sizes(data):
     task = load_task("mbpp", {"data_path": data, "eval_size": "1", "train_size": "2"})
     assert [row["task_id"] for row in task.eval_dataset] == ["t0"]

@@ -10,7 +10,7 @@ from mlrl.tasks import sandbox as module
 from mlrl.tasks.sandbox import FunctionJob, Limits, Outcome, Sandbox, UnittestJob, missing_protection
 
 MISSING = missing_protection()
-LIMITS = Limits(test_s=0.25, total_s=4)
+LIMITS = Limits(test_s=0.25, total_s=4, processes=6)
 needs_files = pytest.mark.skipif("file system" in MISSING, reason="no mount namespaces here")
 needs_processes = pytest.mark.skipif("processes" in MISSING, reason="no process namespaces here")
 needs_network = pytest.mark.skipif("network" in MISSING, reason="no network namespaces here")
@@ -212,6 +212,13 @@ def test_what_a_program_leaves_running_is_killed():
     assert user not in owners
 
 
+def test_by_default_a_program_starts_no_other():
+    code = "import os, threading\ndef f(x):\n    threading.Thread(target=print).start() if x else os.fork()"
+    verdict = run(code, "f(0)", "f(1)", limits=Limits(test_s=1, total_s=4))
+    assert "BlockingIOError" in verdict.outcomes[0].message
+    assert "RuntimeError: can't start new thread" in verdict.outcomes[1].message
+
+
 def test_the_program_never_holds_the_tests():
     code = (
         "import gc, sys\ndef f(x):\n    frame, seen = sys._getframe(), ''\n    while frame:\n"
@@ -326,7 +333,7 @@ def test_equal_jobs_run_once_and_are_remembered(monkeypatch):
 
 def test_what_is_not_protected_is_said_once(monkeypatch):
     monkeypatch.setattr(module, "_warned", set())
-    with pytest.warns(UserWarning, match="not cut off from its: network, file system. Limits"):
+    with pytest.warns(UserWarning, match="without their own network, file system. Limits"):
         module._warn_once(["network", "file system"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
