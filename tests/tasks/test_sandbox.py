@@ -97,7 +97,9 @@ def test_a_test_after_one_that_killed_the_program_still_counts():
 def test_all_tests_together_have_a_limit():
     code = "def f(x):\n    for _ in range(10**8): pass"
     verdict = run(code, *["f(1)"] * 5, limits=Limits(test_s=0.5, total_s=0.6, timeouts=9))
-    assert [outcome.status for outcome in verdict.outcomes] == ["timeout", "timeout", "skipped", "skipped", "skipped"]
+    statuses = [outcome.status for outcome in verdict.outcomes]
+    # the second has 0.1 s left at most; on a machine with other work to do the first may use that up
+    assert statuses in (["timeout"] * 2 + ["skipped"] * 3, ["timeout"] + ["skipped"] * 4)
 
 
 def test_waiting_is_stopped_by_the_clock():
