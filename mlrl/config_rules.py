@@ -16,6 +16,8 @@ DEFAULT_LEARNING_RATE = {"lora": 1e-4, "full": 1e-5}
 WIDE_SEQUENCE_CLIP = 0.05
 # Above this the full trees of one step are rarely meant.
 MANY_RESPONSES = 100_000
+# The same for the nodes of one tree where every combination branches.
+MANY_BRANCHES = 32
 
 
 def check_models(config: Any) -> None:
@@ -175,6 +177,11 @@ def check_updates(config: Any, num_agents: int | None = None) -> list[str]:
         )
     if config.target_kl is not None and not (several_passes or minibatches):
         doubts.append(f"target_kl={config.target_kl!r} has no effect while a step makes one update")
+    if config.joint_mode == "cross" and nodes > MANY_BRANCHES * config.rollout_batch_size:
+        doubts.append(
+            f"joint_mode='cross': with num_turns={config.num_turns} and num_generations={config.num_generations} a tree "
+            f"has up to {nodes // config.rollout_batch_size} nodes; joint_mode aligned or fewer generations make it small"
+        )
     responses = nodes * config.num_generations * _team_size(config, num_agents)
     if responses > MANY_RESPONSES:
         doubts.append(

@@ -5,14 +5,17 @@ own, so that peak memory is this workload's alone.
 """
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import resource
 import tempfile
 import time
 
 import torch
 
+from mlrl.parallel.group import Group
 from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
 
 STORIES = [
@@ -74,7 +77,8 @@ def main() -> None:
     phrase = "some background that makes the prompt longer"
     filler = " ".join([phrase] * (args.prompt_words // 7 + 1)) if args.prompt_words else ""
     rows = [{"prompt": f"{filler}\n{STORIES[i % len(STORIES)]}".strip()} for i in range(args.items)]
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as stack:
+        folder = os.environ.get("BENCHMARK_FOLDER") or stack.enter_context(tempfile.TemporaryDirectory())
         trainer = MAGRPOTrainer(
             agent_model=args.model,
             num_agents=args.agents,
@@ -98,11 +102,13 @@ def main() -> None:
             ),
         )
         trainer.sampler.min_new_tokens = args.tokens
-        cost = _counted(trainer)
+        cost, communication = _counted(trainer), _timed_communication()
         start = time.perf_counter()
         trainer.train()
         wall = time.perf_counter() - start
         lines = [json.loads(line) for line in trainer.run_folder.metrics.read_text().splitlines()]
+    if not trainer.launch.is_main:
+        return
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     nodes = sum(args.generations**turn for turn in range(args.turns))
     completion = args.items * args.agents * args.generations * nodes * args.tokens
@@ -130,9 +136,30 @@ def main() -> None:
                 "gemm_gflops": round(peak, 1),
                 "peak_gb": round(peak_gb, 2),
                 "updates": len(lines),
+                "processes": trainer.world.size,
+                "communication_share": round(communication["seconds"] / wall, 3),
             }
         )
     )
+
+
+def _timed_communication() -> dict[str, float]:
+    """Seconds that this rank spends exchanging with others, or waiting for them to come to it."""
+    spent = {"seconds": 0.0}
+
+    def timed(method):
+        def call(self, *args, **kwargs):
+            start = time.perf_counter()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                spent["seconds"] += time.perf_counter() - start
+
+        return call
+
+    for name in ("gather", "sum_", "barrier"):
+        setattr(Group, name, timed(getattr(Group, name)))
+    return spent
 
 
 def _counted(trainer: MAGRPOTrainer) -> dict[str, int]:
