@@ -177,10 +177,11 @@ def check_updates(config: Any, num_agents: int | None = None) -> list[str]:
         )
     if config.target_kl is not None and not (several_passes or minibatches):
         doubts.append(f"target_kl={config.target_kl!r} has no effect while a step makes one update")
-    if config.joint_mode == "cross" and nodes > MANY_BRANCHES * config.rollout_batch_size:
+    a_tree = nodes // config.rollout_batch_size
+    if config.joint_mode == "cross" and a_tree > MANY_BRANCHES:
         doubts.append(
             f"joint_mode='cross': with num_turns={config.num_turns} and num_generations={config.num_generations} a tree "
-            f"has up to {nodes // config.rollout_batch_size} nodes; joint_mode aligned or fewer generations make it small"
+            f"has up to {a_tree} nodes; joint_mode aligned or fewer generations keep it small"
         )
     responses = nodes * config.num_generations * _team_size(config, num_agents)
     if responses > MANY_RESPONSES:
