@@ -180,8 +180,8 @@ def check_updates(config: Any, num_agents: int | None = None) -> list[str]:
     a_tree = nodes // config.rollout_batch_size
     if config.joint_mode == "cross" and a_tree > MANY_BRANCHES:
         doubts.append(
-            f"joint_mode='cross': with num_turns={config.num_turns} and num_generations={config.num_generations} a tree "
-            f"has up to {a_tree} nodes; joint_mode aligned or fewer generations keep it small"
+            f"joint_mode='cross': num_turns={config.num_turns} and num_generations={config.num_generations} make trees "
+            f"of up to {a_tree} nodes; joint_mode aligned or fewer generations keep them small"
         )
     responses = nodes * config.num_generations * _team_size(config, num_agents)
     if responses > MANY_RESPONSES:
