@@ -14,21 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model_state_dict
-from safetensors import SafetensorError
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from mlrl.agent_loading import Loading, check_sources, find_stop_ids, load_frozen_adapter, load_policy, source_key
 from mlrl.config import AgentArguments
 from mlrl.errors import ConfigError
 from mlrl.models.base import Base, Policy
-from mlrl.parallel.group import Group
 from mlrl.parallel.mesh import Mesh
-from mlrl.parallel.zero import count, fetch_with, shard_frozen
+from mlrl.parallel.zero import count
 from mlrl.quiet import quiet_models
 from mlrl.rollout.streams import derive_seed
-from mlrl.sources import Source, check_vocabulary, first_line, load_config, resolve_source
+from mlrl.sources import Source, check_vocabulary, resolve_source
 
 
 @dataclass
@@ -82,57 +81,6 @@ class Agent:
         self.tokenizer.save_pretrained(folder)
 
 
-@dataclass(frozen=True)
-class _Loading:
-    """How networks are loaded; `zero` is set where they are to be sharded over the ranks of a group (stage 3)."""
-
-    arguments: AgentArguments
-    dtype: torch.dtype
-    device: torch.device
-    attn_implementation: str | None
-    model_kwargs: dict
-    zero: dict | None = None
-
-    def base(self, source: Source) -> Base:
-        """Loads a network. Raises ConfigError where that fails."""
-        model = source.base
-        if isinstance(model, str):
-            load_config(model)
-            try:
-                model, report = AutoModelForCausalLM.from_pretrained(
-                    model, dtype=self.dtype, output_loading_info=True, **self.model_kwargs
-                )
-            except (OSError, ValueError, TypeError, SafetensorError) as error:
-                raise ConfigError(
-                    f"agent_model={source.name!r}: its weights cannot be loaded ({first_line(error)})"
-                ) from error
-            if report["missing_keys"]:  # transformers would train on, from random numbers
-                missing = ", ".join(sorted(report["missing_keys"])[:3])
-                raise ConfigError(f"agent_model={source.name!r}: its weights lack {missing}. Save the model again")
-        elif self.arguments.dtype is not None and model.dtype != self.dtype:
-            raise ConfigError(
-                f"dtype={self.arguments.dtype!r}: {source.name} was loaded as {model.dtype}. "
-                "Make them agree, or drop dtype"
-            )
-        # sharded models go to the device a shard a rank
-        return Base(model if self.zero else model.to(self.device), source.name, self.attn_implementation)
-
-    def frozen(self, base: Base, group: Group) -> Base:
-        """A network that is not trained, sharded over a group where that is asked for. Adapters come afterwards."""
-        base.model.requires_grad_(False)
-        if self.zero is not None and base.shard is None:
-            if base.peft_model is not None:
-                raise ConfigError(
-                    f"agents: {base.name} was loaded with an adapter on it, which ZeRO-3 would shard too. "
-                    "Give the adapter's folder"
-                )
-            for buffer in base.model.buffers():
-                buffer.data = buffer.data.to(self.device)
-            base.shard = shard_frozen(base.scorer, self.zero, group)
-            fetch_with(base.scorer, base.scorer.head_weight)
-        return base
-
-
 @dataclass
 class Team:
     """All agents, and the bases that this process holds for them.
@@ -144,7 +92,7 @@ class Team:
     agents: list[Agent]
     bases: list[Base]
     shared_parameters: bool
-    loading: _Loading
+    loading: Loading
     mesh: Mesh
 
     @classmethod
@@ -171,10 +119,10 @@ class Team:
             zero: settings of ZeRO-3, where networks are to be sharded over their agents' ranks.
             trainable: False takes every model as it is, without a fresh adapter, and shares what is the same.
         """
-        _check_sources(sources, tokenizers, arguments)
+        check_sources(sources, tokenizers, arguments)
         mesh = mesh or Mesh.alone(len(sources))
         attention = attn_implementation or arguments.attn_implementation
-        loading = _Loading(arguments, dtype, device, attention, model_kwargs or {}, zero)
+        loading = Loading(arguments, dtype, device, attention, model_kwargs or {}, zero)
         agents = [
             Agent(index, tokenizer, source)
             for index, (source, tokenizer) in enumerate(zip(sources, tokenizers, strict=True))
@@ -199,7 +147,7 @@ class Team:
                 agent.policy = first.policy
             else:
                 own_copy = trainable and arguments.tuning == "full"
-                key = (_key(source.base), agent.index if own_copy else None)
+                key = (source_key(source.base), agent.index if own_copy else None)
                 if own_copy and not isinstance(source.base, str) and any(k[0] == key[0] for k in bases):
                     raise ConfigError(
                         "agents: one loaded model was given to several agents with tuning='full'. "
@@ -212,14 +160,14 @@ class Team:
                 if trainable or source.adapter is not None or isinstance(source.base, PeftModel):
                     adapter_seed = derive_seed(seed, "lora", agent.index)
                     name = f"agent_{agent.index}"
-                    agent.policy = _policy(bases[key], source, arguments, name, adapters, adapter_seed)
+                    agent.policy = load_policy(bases[key], source, arguments, name, adapters, adapter_seed)
                 else:
                     agent.policy = Policy(bases[key], None)
             agent.parameters = agent.policy.parameters()
             if not agent.parameters:
                 name = source.adapter or source.name
                 raise ConfigError(f"agents={name}: its adapter is not LoRA. Use a LoRA adapter")
-            agent.stop_ids = _stop_ids(agent.tokenizer, agent.policy.base.model)
+            agent.stop_ids = find_stop_ids(agent.tokenizer, agent.policy.base.model)
         self.bases = list(bases.values())
 
     def _mark_trained(self, trainable: bool = True) -> None:
@@ -258,12 +206,12 @@ class Team:
                 agent.reference = self._adapter_reference(agent, frozen)
                 continue
             else:
-                key, source = (_key(agent.source.base), agent.source.adapter), agent.source
+                key, source = (source_key(agent.source.base), agent.source.adapter), agent.source
             if key not in frozen:
                 copied = reference_model is None and agent.is_here
                 base = agent.base.copy() if copied else self.loading.base(source)
                 self.loading.frozen(base, self.mesh.reference(agent.index))
-                frozen[key] = Policy(base, _load_frozen_adapter(base, source))
+                frozen[key] = Policy(base, load_frozen_adapter(base, source))
             agent.reference = frozen[key]
 
     def _adapter_reference(self, agent: Agent, frozen: dict[object, Policy]) -> Policy:
@@ -304,70 +252,3 @@ class Team:
                 counted = (counted[0] + sum(trained.values()), counted[1] + sum(every.values()))
         counts = self.mesh.world.gather(counted)
         return sum(trained for trained, _ in counts), sum(every for _, every in counts)
-
-
-def _load_frozen_adapter(base: Base, source: Source) -> str | None:
-    """The adapter that a reference on ranks of its own starts from, if it has one."""
-    if source.adapter is None:
-        return None
-    base.load_adapter("reference", source.adapter)
-    for parameter in base.adapter_parameters("reference"):
-        parameter.requires_grad_(False)
-    return "reference"
-
-
-def _policy(base: Base, source: Source, arguments: AgentArguments, name: str, adapters: dict, seed: int) -> Policy:
-    """The policy that an agent trains: the whole network, or an adapter of its own on it."""
-    if arguments.tuning == "full":
-        if source.adapter is not None or base.peft_model is not None:
-            raise ConfigError(
-                f"tuning='full': {source.adapter or source.name!r} is a LoRA adapter. "
-                "Use tuning='lora', or merge it first"
-            )
-        return Policy(base, None)
-    if source.adapter is not None:
-        base.load_adapter(name, source.adapter)
-    elif isinstance(source.base, PeftModel):
-        active = source.base.active_adapter
-        if (id(source.base), active) in adapters:
-            raise ConfigError(
-                "agents: one PeftModel was given to several agents. Give each its own, or set share_parameters"
-            )
-        adapters[id(source.base), active] = name
-        return Policy(base, active)
-    else:
-        targets = arguments.lora_target_modules
-        lora = LoraConfig(
-            r=arguments.lora_rank,
-            lora_alpha=arguments.lora_alpha,
-            lora_dropout=arguments.lora_dropout,
-            target_modules=targets[0] if isinstance(targets, list) and targets == ["all-linear"] else targets,
-            task_type="CAUSAL_LM",
-        )
-        base.add_adapter(name, lora, seed)
-    return Policy(base, name)
-
-
-def _check_sources(
-    sources: Sequence[Source], tokenizers: Sequence[PreTrainedTokenizerBase], arguments: AgentArguments
-) -> None:
-    """What can be known before any weights are read."""
-    if arguments.share_parameters and len({(_key(source.base), source.adapter) for source in sources}) > 1:
-        names = ", ".join(source.adapter or source.name for source in sources)
-        raise ConfigError(f"share_parameters=True: agents={names} are different models. Give one, or leave it out")
-    for agent, (source, tokenizer) in enumerate(zip(sources, tokenizers, strict=True)):
-        rows = source.config.get_text_config().vocab_size
-        check_vocabulary(f"tokenizer of agent {agent}", tokenizer, rows, source.name)
-
-
-def _key(base: str | nn.Module) -> object:
-    return base if isinstance(base, str) else id(base)
-
-
-def _stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> frozenset[int]:
-    """Tokens that end a response: the tokenizer's end token, and those that the model itself names as such."""
-    named = [tokenizer.eos_token_id, model.config.eos_token_id]
-    if model.generation_config is not None:
-        named.append(model.generation_config.eos_token_id)
-    ids = {i for entry in named if entry is not None for i in (entry if isinstance(entry, list | tuple) else [entry])}
-    return frozenset(i for i in ids if 0 <= i < model.config.get_text_config().vocab_size)
