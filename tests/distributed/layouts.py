@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from mlrl.task import Task
 from mlrl import trainers
+from mlrl.task import Task
 
 STEPS = 3
 MEASURED = ("time/", "memory", "throughput")
