@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlrl.config_rules import DEFAULT_LEARNING_RATE
+from mlrl.config_rules import DEFAULT_LEARNING_RATE, _agreed
 from mlrl.errors import ConfigError
 
 # A Q critic that has learned nothing yet would lead the actor anywhere; V is a baseline from its first value on.
@@ -20,6 +20,8 @@ class ActorCriticArguments:
     """Model of the critics: hub id, folder (of a saved critic too); None: the agents'"""
     critics: list[str] | None = None
     """One model a critic (in place of critic_model)"""
+    critic_ranks: Literal["agents"] | int = "agents"
+    """Ranks of the critics: agents (each with its agent, the centralized one with agent 0)"""
     critic_learning_rate: float | None = None
     """AdamW learning rate of separate critics; None: 1e-4 (lora), 1e-5 (full)"""
     critic_max_length: int | None = None
@@ -52,6 +54,26 @@ class CentralizedCriticArguments(ActorCriticArguments):
     """Baseline of aligned q: own other responses with the partners' same ones"""
 
 
+def critic_models(config: Any, count: int, critic_model: Any = None, critics: Any = None) -> list[Any]:
+    """The models of `count` critics from a trainer's arguments and its config, None for the agents'.
+
+    Raises:
+        ConfigError: two answers to one question, or counts that differ.
+    """
+    critic_model = _agreed("critic_model", critic_model, config.critic_model)
+    critics = _agreed("critics", critics, config.critics)
+    if critics is None:
+        return [critic_model] * count
+    if critic_model is not None:
+        raise ConfigError("critic_model: critics is given too. Give one of the two.")
+    if not isinstance(critics, list | tuple) or len(critics) != count:
+        given = (
+            critics if isinstance(critics, str) else [c if isinstance(c, str) else type(c).__name__ for c in critics]
+        )
+        raise ConfigError(f"critics={given!r}: there are {count} critics. Give a list of one model each.")
+    return list(critics)
+
+
 def warmup_rollouts(config: Any) -> int:
     """Steps that train critics only, the default filled in."""
     if config.critic_warmup_rollouts is not None:
@@ -71,6 +93,10 @@ def check_critics(config: Any, num_agents: int | None = None) -> list[str]:
     if config.critics is not None and config.critic_model is not None:
         raise ConfigError(
             f"critic_model={config.critic_model!r}: critics={config.critics!r} is given too. Give one of the two."
+        )
+    if config.critic_ranks != "agents":
+        raise ConfigError(
+            f"critic_ranks={config.critic_ranks!r}: critics live on the ranks of the agents they serve. Leave it out."
         )
     if config.critic_type == "q" and config.num_generations < 2:
         raise ConfigError(

@@ -29,7 +29,30 @@ from mlrl.errors import ConfigError
 from mlrl.models.base import Base, Policy
 from mlrl.quiet import quiet_models
 from mlrl.rollout.streams import derive_seed
-from mlrl.sources import Source, check_vocabulary, load_tokenizers, resolve_source
+from mlrl.sources import Source, check_vocabulary, load_tokenizers, max_model_length, resolve_source
+
+
+def check_critic_models(
+    models: Sequence[Any], config: ActorCriticArguments, agents: Sequence[int | None], separate: bool
+) -> None:
+    """Raises ConfigError for models of critics that cannot be found or used, before any weights are read."""
+    for agent, model in zip(agents, models, strict=True):
+        saved = _head_file(model)
+        if saved is not None:
+            _check_kind(model, saved, head_kind(config.critic_type, agent, not separate))
+        if model is None:
+            continue
+        if separate:
+            source = _source(model)
+            try:
+                max_model_length(source)  # the first to read its config
+            except ConfigError as error:
+                raise ConfigError(f"critic_model={model!r}: {str(error).partition(': ')[2]}") from error
+        elif saved is None:
+            raise ConfigError(
+                f"critic_model={model!r}: with use_separate_critic=False the critic is a head on the actor, and "
+                f"this folder holds none ({HEAD_FILE}). Leave it out, or set use_separate_critic"
+            )
 
 
 @quiet_models()
@@ -57,6 +80,7 @@ def load_critics(
     Raises:
         ConfigError: a model, adapter or head that cannot be loaded, or a head that was saved for something else.
     """
+    check_critic_models(models, config, agents, separate)
     owners = [team.agents[agent or 0] for agent in agents]
     bases: dict[object, Base] = {}
     if arguments.tuning == "lora" and separate:
@@ -65,18 +89,11 @@ def load_critics(
     for index, (agent, owner, model) in enumerate(zip(agents, owners, models, strict=True)):
         number = index if agent is None else agent
         saved = _head_file(model)
-        if saved is not None:
-            _check_kind(model, saved, head_kind(config.critic_type, agent, not separate))
         if separate:
             source = Source(owner.source.base) if model is None else _source(model)
             own = _tokenizer(owner, source, model, tokenizer)
             policy = _policy(team, owner, source, arguments, bases, f"critic_{number}", seed, number, model is None)
         else:
-            if model is not None and saved is None:
-                raise ConfigError(
-                    f"critic_model={model!r}: with use_separate_critic=False the critic is a head on the actor, and "
-                    f"this folder holds none ({HEAD_FILE}). Leave it out, or set use_separate_critic"
-                )
             source, own, policy = owner.source, owner.tokenizer, owner.policy
         language_model = policy.base.language_model
         head = _head(saved, language_model.config.hidden_size, config, derive_seed(seed, "value_head", number))

@@ -21,7 +21,7 @@ from mlrl.estimators.returns import credit
 from mlrl.estimators.td import child_indices, counterfactual_advantages, leave_one_out, q_targets, v_targets
 from mlrl.estimators.weights import value_weight
 from mlrl.losses.value import ExplainedVariance, ValueLossInputs, ValueLossOutputs, ValueLossSettings, value_loss
-from mlrl.rollout.tree import Node, RolloutTree
+from mlrl.rollout.tree import Node, RolloutTree, own_reward
 
 
 @dataclass
@@ -140,10 +140,7 @@ def counterfactual_task_advantages(critic: Critic, trees: Sequence[RolloutTree],
 
 def agent_rewards(nodes: Sequence[Node], agent: int | None) -> Tensor:
     """Rewards [M, J] of one agent; of all (None) their mean, where each has its own."""
-    rewards = torch.tensor([node.rewards for node in nodes], dtype=torch.float64)
-    if rewards.dim() == 2:
-        return rewards
-    return rewards.mean(-1) if agent is None else rewards[..., agent]
+    return torch.tensor([[own_reward(r, agent) for r in node.rewards] for node in nodes], dtype=torch.float64)
 
 
 def value_batches(samples: Sequence[ValueSample], max_tokens: int) -> Iterator[tuple[CriticBatch, list[ValueSample]]]:

@@ -138,6 +138,11 @@ class RunFolder:
         """Folder of the trained agents: ``agents/agent_0``, ``agents/agent_1`` …"""
         return self.path / "agents"
 
+    @property
+    def critics(self) -> Path:
+        """Folder of trained critics: ``critics/critic_0`` …"""
+        return self.path / "critics"
+
     def write_completions(self, records: Iterable[Mapping[str, Any]], split: str, step: int) -> Path:
         """Append rollout nodes to ``completions/<split>-<step>.jsonl``, one JSON object a node; returns that file.
 

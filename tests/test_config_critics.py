@@ -12,6 +12,7 @@ from mlrl.errors import ConfigError
 
 # field, wrong value, part of the remedy
 OUT_OF_RANGE = [
+    ("critic_ranks", 0, "agents"),
     ("critic_learning_rate", -1e-5, "0 or more"),
     ("critic_max_length", 15, "16 or more"),
     ("value_head_hidden_dim", 0, "1 or more"),

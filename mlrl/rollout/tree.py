@@ -84,12 +84,33 @@ class Node:
                 responses[agent].insert(0, text)
         return prompts, responses
 
-    def returns(self, discount: float) -> list[float]:
-        """Return of each joint: its reward plus the discounted mean of the returns below it."""
-        below = [
-            self.children[j].returns(discount) if j in self.children else [math.nan] for j in range(len(self.rewards))
+    def returns(self, discount: float) -> list[Any]:
+        """Return of each joint: its reward plus the discounted mean of the returns below it. [J], or [J][N] where
+        rewards are an agent's own here or below; a shared reward then is everyone's."""
+        if not self._has_own_rewards():
+            return self._returns_of(None, discount)
+        return [
+            list(own) for own in zip(*(self._returns_of(a, discount) for a in range(len(self.prompts))), strict=True)
         ]
-        return returns_to_go(self.rewards, [sum(r) / len(r) for r in below], discount).tolist()
+
+    def _has_own_rewards(self) -> bool:
+        own = any(isinstance(reward, list) for reward in self.rewards)
+        return own or any(child._has_own_rewards() for child in self.children.values())
+
+    def _returns_of(self, agent: int | None, discount: float) -> list[float]:
+        below = [
+            self.children[j]._returns_of(agent, discount) if j in self.children else [math.nan]
+            for j in range(len(self.rewards))
+        ]
+        rewards = [own_reward(reward, agent) for reward in self.rewards]
+        return returns_to_go(rewards, [sum(r) / len(r) for r in below], discount).tolist()
+
+
+def own_reward(reward: float | list[float], agent: int | None) -> float:
+    """One agent's part of a joint's reward, or their mean (None); a shared reward is everyone's."""
+    if not isinstance(reward, list):
+        return reward
+    return sum(reward) / len(reward) if agent is None else reward[agent]
 
 
 @dataclass

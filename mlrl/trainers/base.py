@@ -53,6 +53,8 @@ class Trainer:
 
     config_class: ClassVar[type[TrainerConfig]]
     algorithm: ClassVar[str]
+    takes_own_rewards: ClassVar[bool] = False
+    """Whether a reward may be one number an agent."""
 
     def __init__(
         self,
@@ -97,7 +99,11 @@ class Trainer:
         self.world = self.mesh.world
         self.task = whole_task(task, pieces)
         self.environment = Environment(
-            self.task, self.num_agents, self.args.num_turns, self.args.external_prompt_passthrough
+            self.task,
+            self.num_agents,
+            self.args.num_turns,
+            self.args.external_prompt_passthrough,
+            self.takes_own_rewards,
         )
         self.wandb_config = _wandb_settings(self.args, wandb_config)
         check_report_to(self.args.report_to)
@@ -109,6 +115,7 @@ class Trainer:
             self.args, self.launch, self.environment, models, tokenizer=tokenizer, model_config=model_config
         )
         self.dtype, self.prompt_limits = prepared.dtype, prepared.prompt_limits
+        self._check_extras()
 
         self.collector = prepared.load(mesh=self.mesh)
         self.team, self.sampler = self.collector.team, self.collector.sampler
@@ -136,6 +143,9 @@ class Trainer:
     def step(self, batch: Batch) -> None:
         """One step: sample, estimate, update, and add metrics to `averager`."""
         raise NotImplementedError
+
+    def _check_extras(self) -> None:
+        """What can be known of further models before any weights are read."""
 
     def _load_extras(self) -> None:
         """Further models (reference, critics …), loaded after the team."""
@@ -169,8 +179,7 @@ class Trainer:
                 self._log_training()
                 if args.eval_interval:
                     self._evaluate_and_log()
-                self.save_model(self.run_folder.agents)
-                saved = {"agents": self.run_folder.agents, "metrics": self.run_folder.metrics}
+                saved = self._save_run() | {"metrics": self.run_folder.metrics}
                 self.console.finish(saved, self._summary())
             finally:
                 self.tracking.finish()
@@ -303,10 +312,19 @@ class Trainer:
                 "memory/peak_gb": max(self.world.gather(peak_memory_gb(self.launch.device))),
                 "total_generated_tokens": self.generated_tokens,
             }
-            self._log(means | gauges)
+            self._log(means | self._interval_metrics() | gauges)
+
+    def _interval_metrics(self) -> dict[str, float]:
+        """Metrics since the last line that are no means of the steps'."""
+        return {}
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.tracking.log(metrics, step=self.step_number, env_step=self.env_step, epoch=self.epoch)
+
+    def _save_run(self) -> dict[str, Path]:
+        """Writes what was trained into the run folder; where each kind lies."""
+        self.save_model(self.run_folder.agents)
+        return {"agents": self.run_folder.agents}
 
     def save_model(self, directory: str | Path) -> None:
         """Writes directory/agent_0, agent_1 …: PEFT adapters or full models, with their tokenizers. Ends nothing.

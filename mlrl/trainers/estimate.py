@@ -36,7 +36,7 @@ def estimate_advantages(
         node.advantages = []
     zero_std = []
     for agent, own in enumerate(samples):
-        kl_MK = _kl_to_go_of_agent(trees, nodes, own, agent, args.discount) if args.reference_kl_coef > 0 else None
+        kl_MK = kl_to_go_of_agent(trees, nodes, own, agent, args.discount) if args.reference_kl_coef > 0 else None
         batch = batch_statistics(credited_NMK[agent], mode, greedy_M) if normalization == "batch" else None
         estimated = advantages(
             credited_NMK[agent],
@@ -99,7 +99,7 @@ def score(work: Sequence[Work], world: Group, args: TrainerConfig) -> list[list[
     return [[next(scored) for _ in samples] for _, _, samples in work]
 
 
-def _kl_to_go_of_agent(
+def kl_to_go_of_agent(
     trees: Sequence[RolloutTree], nodes: list[Node], samples: Sequence[Sample], agent: int, discount: float
 ) -> list[list[float]]:
     """KL-to-go (M, K) of one agent: its own KL, plus the discounted credited mean of what follows."""

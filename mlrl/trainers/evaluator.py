@@ -82,7 +82,7 @@ def evaluate_team(
     if args.eval_num_samples == 0:
         raise ConfigError("eval_num_samples=0: leaves nothing to evaluate. Give 1 or more, or None for all items")
     mesh = make_mesh(args, launch, len(models))
-    environment = Environment(task, len(models), args.num_turns, args.external_prompt_passthrough)
+    environment = Environment(task, len(models), args.num_turns, args.external_prompt_passthrough, True)
     prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
     collector = prepared.load(trainable=False, mesh=mesh)
     items = mesh.world.from_first(lambda: first_items(task.eval_dataset, args.eval_num_samples))

@@ -44,7 +44,7 @@ def rollout_metrics(
 def _reward_pairs(name: str, nodes: Sequence[Node], discount: float, raw_rewards: bool) -> Pairs:
     rewards = [flat(node.rewards) for node in nodes]
     every = [r for own in rewards for r in own]
-    returns = [r for node in nodes for r in node.returns(discount)]
+    returns = [r for node in nodes for r in flat(node.returns(discount))]
     pairs = {
         f"{name}/reward_mean": (sum(every), len(every)),
         f"{name}/reward_std": (statistics.pstdev(every), 1),

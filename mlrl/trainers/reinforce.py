@@ -74,6 +74,13 @@ class ReinforceTrainer(Trainer):
     def estimate(self, trees: list[RolloutTree]) -> list[list[Sample]]:
         """Every agent's samples, with weights, advantages and, where asked for, their KL to the reference."""
         self.console.phase("advantages")
+        samples = self._samples(trees)
+        zero_std = estimate_advantages(trees, samples, self.args)
+        self.averager.update(advantage_metrics(samples, zero_std, self.args))
+        return samples
+
+    def _samples(self, trees: list[RolloutTree]) -> list[list[Sample]]:
+        """Every agent's samples without advantages."""
         args = self.args
         samples = [
             make_samples(
@@ -87,8 +94,6 @@ class ReinforceTrainer(Trainer):
         ]
         if args.reference_kl_coef > 0:
             reference_kl(self.team, samples, args)
-        zero_std = estimate_advantages(trees, samples, args)
-        self.averager.update(advantage_metrics(samples, zero_std, args))
         return samples
 
     def update(self, samples: list[list[Sample]]) -> None:

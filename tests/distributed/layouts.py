@@ -3,9 +3,9 @@
     accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
 
 SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
-"poisoned": …, "args": {setting: value}}]}.
+"poisoned": …, "trainer": "IAC", "own_rewards": …, "args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
-change of agent i's trained weights.
+change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's.
 """
 
 import json
@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from mlrl import trainers
 from mlrl.task import Task
-from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
 
 STEPS = 3
 MEASURED = ("time/", "memory", "throughput")
@@ -32,6 +32,11 @@ def reward(*completions: list[str]) -> list[float]:
     return [
         sum(len(set(text)) * (i + 1) for i, text in enumerate(joint)) / 50 for joint in zip(*completions, strict=True)
     ]
+
+
+def own_reward(*completions: list[str]) -> list[list[float]]:
+    """The same, a number an agent."""
+    return [[len(set(text)) * (i + 1) / 50 for i, text in enumerate(joint)] for joint in zip(*completions, strict=True)]
 
 
 def transition(prompt: str, agent_completions: list[str]) -> list[str]:
@@ -56,13 +61,15 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     set_zero(layout.get("zero", 0), layout.get("offload", False))
     args = dict(layout.get("args", {}))
     agents = layout.get("agents")
-    trainer = MAGRPOTrainer(
+    kind = layout.get("trainer", "MAGRPO")
+    judge = own_reward if layout.get("own_rewards") else reward
+    trainer = getattr(trainers, f"{kind}Trainer")(
         agent_model=None if agents else spec["model"],
         agents=agents,
         num_agents=layout.get("num_agents", 2) if not agents else None,
-        task=Task(reward_func=reward, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
+        task=Task(reward_func=judge, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
         wandb_config={"config_sections": {"output": {"verbose": False}}},
-        args=MAGRPOConfig(
+        args=getattr(trainers, f"{kind}Config")(
             output_dir=str(out / "runs"),
             run_name=layout["name"],
             eval_interval=2,
@@ -77,7 +84,13 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     before = weights(trainer)
     here = [agent for agent in trainer.team.agents if agent.is_here]
     held = {agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in here}
+    critics = getattr(trainer, "critics", [])
+    values_before = [[p.detach().clone() for p in critic.parameters] for critic in critics]
     trainer.train()
+    for critic, old in zip(critics, values_before, strict=True):
+        if trainer.mesh.agents[critic.index].is_first:
+            moved = [b.detach() - a for a, b in zip(old, critic.parameters, strict=True)]
+            torch.save(moved, out / f"{layout['name']}-critic_{critic.index}.pt")
     for index, (old, new) in enumerate(zip(before, weights(trainer), strict=True)):
         if new is not None and trainer.mesh.agents[index].is_first:
             torch.save([b - a for a, b in zip(old, new, strict=True)], out / f"{layout['name']}-agent_{index}.pt")

@@ -29,6 +29,28 @@ KINDS = {
     "checkpointed": {"args": {"gradient_checkpointing": True, "micro_batch_tokens": 60}},
     "three": {"num_agents": 3, "args": {"num_generations": 3}},
     "mixed": {"agents": ["llama", "qwen2", "llama_bos"], "args": {"micro_batch_tokens": 60}},
+    "iac": {
+        **{"trainer": "IAC", "own_rewards": True},
+        "args": {"num_turns": 2, "num_generations": 2, "critic_learning_rate": 1e-3, "micro_batch_tokens": 60},
+    },
+    "iac_on_actor": {
+        "trainer": "IAC",
+        "args": {"use_separate_critic": False, "num_turns": 2, "num_generations": 2, "reference_kl_coef": 0.1},
+    },
+    "maac": {
+        "trainer": "MAAC",
+        "args": {
+            **{"num_generations": 1, "critic_learning_rate": 1e-3, "tuning": "full", "clip_range": 0.2},
+            **{"num_updates_per_rollout": 2, "train_batch_size": 2, "value_clip_range": 0.05},
+        },
+    },
+    "maac_q": {
+        "trainer": "MAAC",
+        "args": {
+            **{"critic_type": "q", "counterfactual_baseline": True, "critic_warmup_rollouts": 1},
+            **{"critic_learning_rate": 1e-3, "num_generations": 3, "micro_batch_tokens": 100},
+        },
+    },
     "poisoned": {"poisoned": True},
     "poisoned_full": {"poisoned": True, "args": {"tuning": "full"}},
 }
@@ -60,6 +82,12 @@ FAST = {
         layout("full_kl", 3, offload=True),
         layout("poisoned_full", 2),
         layout("poisoned", 0),
+        layout("iac", 0),
+        layout("iac", 2, **SPLIT),
+        layout("iac_on_actor", 0),
+        layout("maac", 0),
+        layout("maac", 0, **SPLIT),
+        layout("maac_q", 1),
     ],
     4: [
         layout("lora", 3, **SPLIT),
@@ -77,7 +105,10 @@ def every_layout(processes: int) -> list[dict]:
     found = []
     for kind, base in KINDS.items():
         team = len(base.get("agents", ())) or base.get("num_agents", 2)
-        for zero in (0, 1, 2, 3):
+        stages = (0, 1, 2, 3)
+        if "trainer" in base:  # critics are not sharded
+            stages = (0,) if "use_separate_critic" in base["args"] else (0, 1, 2)
+        for zero in stages:
             found.append(layout(kind, zero))
             if processes % team == 0:
                 found.append(layout(kind, zero, **SPLIT))
@@ -112,9 +143,11 @@ def run(folder, layouts: list[dict], processes: int) -> None:
 
 
 def changes(folder, name: str, kind: str) -> list[torch.Tensor]:
-    """How much each agent's trained weights moved, as one vector an agent."""
+    """How much each agent's trained weights moved, as one vector an agent, and then those of each critic."""
     team = len(KINDS[kind].get("agents", ())) or KINDS[kind].get("num_agents", 2)
     files = [folder / f"{name}-agent_{agent}.pt" for agent in range(team)]
+    critics = {"IAC": team, "MAAC": 1}.get(KINDS[kind].get("trainer"), 0)
+    files += [folder / f"{name}-critic_{critic}.pt" for critic in range(critics)]
     return [torch.cat([part.flatten() for part in torch.load(file)]) for file in files]
 
 
@@ -134,7 +167,7 @@ def assert_same(folder, processes: int, one: dict) -> None:
     assert found["parameters"][0] == expected["parameters"][0], name  # those trained; a split base is there twice
     for agent, (change, right) in enumerate(zip(changes(here, name, kind), changes(alone, kind, kind), strict=True)):
         difference = float((change - right).norm() / right.norm())
-        assert difference < 1e-3, f"{name}: agent {agent} moved otherwise by {difference:.1e} of its change"
+        assert difference < 1e-3, f"{name}: weights {agent} moved otherwise by {difference:.1e} of its change"
     assert_held(found["held"], expected["held"], one, name)
 
 

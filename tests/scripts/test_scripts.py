@@ -20,7 +20,7 @@ from mlrl.config import TaskArguments
 from mlrl.config_help import field_docs
 
 ROOT = Path(__file__).parents[2]
-TRAINING = ("mareinforce", "magrpo", "marloo", "maremax")
+TRAINING = ("mareinforce", "magrpo", "marloo", "maremax", "iac", "maac")
 SMALL = "--max_steps 1 --num_generations 2 --rollout_batch_size 2 --max_new_tokens 8 --eval_num_samples 2"
 
 

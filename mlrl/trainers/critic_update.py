@@ -1,0 +1,146 @@
+"""Optimizer updates of critics, one a minibatch of joint samples, each before that of the actors.
+
+A separate critic has an optimizer of its own: like the agents, all critics step or none does. The gradients of a head
+on an actor are added to those of its actor, which then make one step together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mlrl.agents import Team
+from mlrl.config import TrainerConfig
+from mlrl.critic_samples import CriticEstimate, ValueSample, critic_loss, value_batches
+from mlrl.critics import Critic
+from mlrl.losses.policy import PolicyLossSettings
+from mlrl.losses.value import ValueLossOutputs, ValueLossSettings
+from mlrl.parallel.engine import Engine
+from mlrl.parallel.group import Group, spread
+from mlrl.parallel.zero import ZeroEngine
+from mlrl.trainers.policy_update import PolicyUpdate, UpdateOutcome, merge
+from mlrl.trainers.samples import Sample
+
+
+@dataclass
+class CriticTraining:
+    """One critic that lives here, in one step.
+
+    Attributes:
+        engine: its own, or that of its actor; group: the ranks that hold it; coef: weight of the value loss.
+    """
+
+    critic: Critic
+    estimate: CriticEstimate
+    engine: Engine
+    group: Group
+    coef: float = 1.0
+
+
+class ActorCriticUpdate(PolicyUpdate):
+    """The updates of one step; see `PolicyUpdate` for the other arguments.
+
+    Args:
+        critics: those that live here.
+        on_actors: whether they are heads on their actors.
+        warming_up: critics alone are trained. A head on an actor then learns on weights that stay as they are.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        engines: Sequence[Engine | ZeroEngine],
+        args: TrainerConfig,
+        step: int,
+        critics: Sequence[CriticTraining],
+        *,
+        on_actors: bool,
+        warming_up: bool,
+    ):
+        super().__init__(team, engines, args, step)
+        self.critics, self.on_actors, self.warming_up = critics, on_actors, warming_up
+
+    def _update(
+        self, minibatch: Sequence[Sequence[Sample]], totals: Sequence[int], settings: Sequence[PolicyLossSettings]
+    ) -> UpdateOutcome:
+        started = time.perf_counter()
+        of_critics = UpdateOutcome(finite=True)
+        nodes = {id(sample.node) for sample in minibatch[0]}
+        with self._frozen_actors() if self.on_actors and self.warming_up else _as_they_are():
+            for training in self.critics:
+                self._backward_critic(training, nodes, of_critics)
+        if not self.on_actors or self.warming_up:
+            self._step_critics(of_critics)
+        of_critics = merge(self.team.mesh.world.gather(of_critics))
+        of_critics.add("time/critic_update_s", time.perf_counter() - started)
+        if self.warming_up:
+            return of_critics
+        both = [of_critics, super()._update(minibatch, totals, settings)]
+        outcome = merge(both)
+        outcome.finite = all(one.finite for one in both)
+        return outcome
+
+    def _backward_critic(self, training: CriticTraining, nodes: set[int], outcome: UpdateOutcome) -> None:
+        """Gradients of a critic on the samples of these nodes, this rank's share of them."""
+        chosen = [sample for sample in training.estimate.samples if id(sample.node) in nodes]
+        owners = spread([float(sum(map(len, sample.input.segments))) for sample in chosen], training.group.size)
+        mine = [sample for sample, owner in zip(chosen, owners, strict=True) if owner == training.group.index]
+        scale = len(training.estimate.values_MA) / len(nodes)
+        settings = ValueLossSettings(self.args.value_clip_range)
+        batches = list(value_batches(mine, self.args.micro_batch_tokens))
+        with training.critic.policy.use():
+            for number, (batch, own) in enumerate(batches, start=1):
+                outputs = critic_loss(training.critic, batch, own, settings, scale)
+                training.engine.backward(training.coef * outputs.loss, last=number == len(batches))
+                _record_loss(outcome, training.critic.index, own, outputs)
+
+    def _step_critics(self, outcome: UpdateOutcome) -> None:
+        """A step of every engine that trains critics; of none where a gradient anywhere is not finite."""
+        engines = {id(training.engine): training for training in self.critics}.values()
+        norms = [training.engine.grad_norm() for training in engines]
+        outcome.finite = all(self.team.mesh.world.gather(all(math.isfinite(norm) for norm in norms)))
+        for training, norm in zip(engines, norms, strict=True):
+            if not outcome.finite:
+                training.engine.zero_grad()
+                continue
+            if training.group.is_first:
+                name = f"critic_{training.critic.index}"
+                outcome.add(f"{name}/grad_norm", norm)
+                outcome.add(f"{name}/grad_clipped_fraction", float(norm > (self.args.max_grad_norm or math.inf)))
+                outcome.add(f"{name}/learning_rate", training.engine.learning_rate)
+            training.engine.step(norm)
+
+    @contextmanager
+    def _frozen_actors(self) -> Iterator[None]:
+        """Nothing but the heads gets gradients inside."""
+        heads = {id(p) for training in self.critics for p in training.critic.parameters}
+        actors = [p for engine in self.engines for p in engine.parameters if id(p) not in heads]
+        for parameter in actors:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in actors:
+                parameter.requires_grad_(True)
+
+
+@contextmanager
+def _as_they_are() -> Iterator[None]:
+    yield
+
+
+def _record_loss(
+    outcome: UpdateOutcome, critic: int, samples: Sequence[ValueSample], outputs: ValueLossOutputs
+) -> None:
+    """Adds a micro-batch's metrics by turn: the loss is a sum over the batch, the clipped share a mean over targets."""
+    losses = iter(outputs.loss_S.tolist())
+    clipped = iter([] if outputs.clipped_S is None else outputs.clipped_S.tolist())
+    for sample in samples:
+        name = f"turn_{sample.node.turn + 1}/critic_{critic}"
+        total = sum(next(losses) for _ in sample.targets)
+        outcome.metrics[f"{name}/loss"] = (outcome.metrics.get(f"{name}/loss", (0.0, 1.0))[0] + total, 1.0)
+        if outputs.clipped_S is not None:
+            outcome.add(f"{name}/clip_fraction", sum(next(clipped) for _ in sample.targets), len(sample.targets))
