@@ -1,12 +1,18 @@
 """Trainers and their configs."""
 
 from mlrl.config import EvaluationConfig, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
+from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig
 from mlrl.trainers.evaluator import Evaluation, evaluate_team
+from mlrl.trainers.preference import MADPOIterTrainer, MADPOTrainer
 from mlrl.trainers.reinforce import MAGRPOTrainer, MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 
 __all__ = [
     "Evaluation",
     "EvaluationConfig",
+    "MADPOConfig",
+    "MADPOIterConfig",
+    "MADPOIterTrainer",
+    "MADPOTrainer",
     "MAGRPOConfig",
     "MAGRPOTrainer",
     "MAREINFORCEConfig",

@@ -109,6 +109,7 @@ class Trainer:
             self.args, self.launch, self.environment, models, tokenizer=tokenizer, model_config=model_config
         )
         self.dtype, self.prompt_limits = prepared.dtype, prepared.prompt_limits
+        self._check_extras()
 
         self.collector = prepared.load(mesh=self.mesh)
         self.team, self.sampler = self.collector.team, self.collector.sampler
@@ -137,6 +138,9 @@ class Trainer:
         """One step: sample, estimate, update, and add metrics to `averager`."""
         raise NotImplementedError
 
+    def _check_extras(self) -> None:
+        """What can be known of further models before any weights are read."""
+
     def _load_extras(self) -> None:
         """Further models (reference, critics …), loaded after the team."""
 
@@ -156,16 +160,7 @@ class Trainer:
         with Console(enabled=self.launch.is_main, verbose=verbose, log_interval=args.logging_steps) as self.console:
             try:
                 self.console.header(self._describe())
-                dataset = self.task.train_dataset
-                length = len(dataset) if hasattr(dataset, "__len__") else None
-                items = None if length is None else min(length * args.num_train_epochs, self._most_items())
-                self.console.start(self.total_steps, items)
-                for batch in self._batches():
-                    if args.eval_interval and (batch.first or self._crossed(batch)):
-                        self._evaluate_and_log()
-                    self._run_step(batch)
-                    if interval.due(self.env_step):
-                        self._log_training()
+                self._run_steps(interval)
                 self._log_training()
                 if args.eval_interval:
                     self._evaluate_and_log()
@@ -174,6 +169,19 @@ class Trainer:
                 self.console.finish(saved, self._summary())
             finally:
                 self.tracking.finish()
+
+    def _run_steps(self, interval: LoggingInterval) -> None:
+        """All steps, with the evaluations and log lines between them."""
+        dataset = self.task.train_dataset
+        length = len(dataset) if hasattr(dataset, "__len__") else None
+        items = None if length is None else min(length * self.args.num_train_epochs, self._most_items())
+        self.console.start(self.total_steps, items)
+        for batch in self._batches():
+            if self.args.eval_interval and (batch.first or self._crossed(batch)):
+                self._evaluate_and_log()
+            self._run_step(batch)
+            if interval.due(self.env_step):
+                self._log_training()
 
     def _make_run_folder(self) -> RunFolder:
         """One folder for all ranks, made by the first.
