@@ -1,8 +1,9 @@
 """Trainers and their configs."""
 
 from mlrl.config import EvaluationConfig, MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
-from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig
+from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig, MARLHFConfig, MARLHFIterConfig
 from mlrl.trainers.evaluator import Evaluation, evaluate_team
+from mlrl.trainers.marlhf import MARLHFIterTrainer, MARLHFTrainer
 from mlrl.trainers.preference import MADPOIterTrainer, MADPOTrainer
 from mlrl.trainers.reinforce import MAGRPOTrainer, MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 
@@ -17,6 +18,10 @@ __all__ = [
     "MAGRPOTrainer",
     "MAREINFORCEConfig",
     "MAREINFORCETrainer",
+    "MARLHFConfig",
+    "MARLHFIterConfig",
+    "MARLHFIterTrainer",
+    "MARLHFTrainer",
     "MARLOOConfig",
     "MARLOOTrainer",
     "MAReMaxConfig",
