@@ -25,6 +25,8 @@ from mlrl.preference.scoring import PairBatch, batch_margins, pair_batches
 from mlrl.trainers.policy_update import UpdateOutcome, merge, step_all
 from mlrl.trainers.samples import stand_in
 
+_TIE = 1e-4  # nats: margins below it, as all are before the first update, are rounding
+
 
 @torch.no_grad()
 def team_margins(
@@ -155,7 +157,7 @@ def _record(outcome: UpdateOutcome, outputs: PreferenceLossOutputs) -> None:
     for name, values_P in (
         ("preference/loss", outputs.loss_P),
         ("preference/margin", outputs.margin_P),
-        ("preference/accuracy", outputs.correct_P),
+        ("preference/accuracy", (outputs.margin_P > _TIE).float()),
         ("preference/gradient_weight", outputs.gradient_weight_P),
     ):
         outcome.add(name, float(values_P.sum()), count)

@@ -3,7 +3,7 @@
     accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
 
 SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
-"poisoned": …, "args": {setting: value}}]}.
+"poisoned": …, "trainer": …, "args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
 change of agent i's trained weights.
 """
@@ -18,8 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from mlrl.task import Task
-from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
+from mlrl.trainers import MADPOIterConfig, MADPOIterTrainer, MAGRPOConfig, MAGRPOTrainer, MARLHFConfig, MARLHFTrainer
 
+TRAINERS = {
+    "magrpo": (MAGRPOTrainer, MAGRPOConfig),
+    "madpo": (MADPOIterTrainer, MADPOIterConfig),
+    "marlhf": (MARLHFTrainer, MARLHFConfig),
+}
 STEPS = 3
 MEASURED = ("time/", "memory", "throughput")
 ROWS = [
@@ -56,13 +61,14 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     set_zero(layout.get("zero", 0), layout.get("offload", False))
     args = dict(layout.get("args", {}))
     agents = layout.get("agents")
-    trainer = MAGRPOTrainer(
+    trainer_class, config_class = TRAINERS[layout.get("trainer", "magrpo")]
+    trainer = trainer_class(
         agent_model=None if agents else spec["model"],
         agents=agents,
         num_agents=layout.get("num_agents", 2) if not agents else None,
         task=Task(reward_func=reward, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
         wandb_config={"config_sections": {"output": {"verbose": False}}},
-        args=MAGRPOConfig(
+        args=config_class(
             output_dir=str(out / "runs"),
             run_name=layout["name"],
             eval_interval=2,

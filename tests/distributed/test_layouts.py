@@ -29,6 +29,17 @@ KINDS = {
     "checkpointed": {"args": {"gradient_checkpointing": True, "micro_batch_tokens": 60}},
     "three": {"num_agents": 3, "args": {"num_generations": 3}},
     "mixed": {"agents": ["llama", "qwen2", "llama_bos"], "args": {"micro_batch_tokens": 60}},
+    "madpo": {
+        "trainer": "madpo",
+        "args": {
+            "comparator_policy": "history",
+            "micro_batch_tokens": 60,
+            "train_batch_size": 4,
+            "max_grad_norm": None,
+        },
+    },
+    "madpo_full": {"trainer": "madpo", "args": {"tuning": "full", "micro_batch_tokens": 60, "train_batch_size": 4}},
+    "marlhf": {"trainer": "marlhf", "args": {"micro_batch_tokens": 200, "num_generations": 2}},
     "poisoned": {"poisoned": True},
     "poisoned_full": {"poisoned": True, "args": {"tuning": "full"}},
 }
@@ -58,6 +69,10 @@ FAST = {
         layout("clip", 3),
         layout("cross", 0, **SPLIT),
         layout("full_kl", 3, offload=True),
+        layout("madpo", 0),
+        layout("madpo", 2, **SPLIT),
+        layout("madpo_full", 3),
+        layout("marlhf", 0),
         layout("poisoned_full", 2),
         layout("poisoned", 0),
     ],
