@@ -41,7 +41,7 @@ class Arguments(TaskArguments, MARLHFConfig):
     agent_learning_rate: float | list[float] | None = None
     """AdamW learning rate, one or one an agent; None: 1e-4 (lora), 1e-5 (full)"""
     rl_algorithm: str = "magrpo"
-    """Policy algorithm that follows the learned reward: magrpo, mareinforce, marloo or maremax"""
+    """Policy algorithm that follows the learned reward"""
     reference_kl_coef: float = 0.05
     """Weight of the KL to the reference policy; 0 is off and loads nothing"""
     reward_num_train_epochs: int = 2
