@@ -2,7 +2,7 @@
 
 Every task item is played several times; two joint responses with different rewards make a pair of winner w and loser l.
 A reward model R̃ reads all prompts and responses as one text and minimises −log σ(R̃(w) − R̃(l)).
-Frozen, it rewards with (R̃ − mean)/s, and the trainer of --rl_algorithm (magrpo, mareinforce, marloo, maremax) follows it, with a KL
+Frozen, it rewards with (R̃ − mean)/s, and the trainer of --rl_algorithm follows it, with a KL
 to the initial policy that keeps it where the pairs came from. Evaluation and ending early go by the task's own reward.
 
     ./launch.sh train/marlhf.py                                             # the demo: two agents, CPU, minutes
