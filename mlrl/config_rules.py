@@ -48,10 +48,10 @@ def check_team(config: Any, num_agents: int | None) -> None:
         raise ConfigError(f"num_agents={config.num_agents!r}: there are {right} agents. Give {right}, or leave it out.")
 
 
-def check_tuning(config: Any) -> list[str]:
+def check_tuning(config: Any, policy_gradients: bool = True) -> list[str]:
     """What cannot be trained with policy gradients, or cannot be shared."""
     doubts = []
-    if config.lora_dropout > 0:
+    if policy_gradients and config.lora_dropout > 0:
         raise ConfigError(
             f"lora_dropout={config.lora_dropout!r}: policy gradients need the same policy in sampling and in scoring, "
             "and dropout changes it. Set lora_dropout to 0."

@@ -50,6 +50,15 @@ def make_comparator(
     return WrittenComparator(args.comparator_policy, name, live, CentralizedWriter(writer) if centralized else writer)
 
 
+def check_comparator(args: ComparatorArguments) -> None:
+    """Raises ConfigError where the comparator's models or key cannot be found; reads no weights."""
+    if args.comparator_policy == "api":
+        _remote_model(args, SamplingParams(max_new_tokens=1), None).close()
+    for name in args.comparator_agents or [args.comparator_model_name]:
+        if args.comparator_policy == "model":
+            resolve_source(name)
+
+
 def load_writers(team: Team, names: list[str]) -> Team:
     """Models by name, equal ones once, as a team that is not trained, on the device and in the type of another team."""
     sources = [resolve_source(name) for name in names]

@@ -171,7 +171,8 @@ class WrittenCollector(Collector):
             )
             for tree, node in alive
         ]
-        written = {id(node): texts for (_, node), texts in zip(alive, self.writer.write(requests), strict=True)}
+        texts = self.world.from_first(lambda: self.writer.write(requests))
+        written = {id(node): own for (_, node), own in zip(alive, texts, strict=True)}
         for _, node in frontier:
             lost = [[None] * growth.generations[node.turn]] * len(self.team.agents)
             node.responses = [

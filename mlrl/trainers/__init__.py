@@ -9,8 +9,11 @@ from mlrl.config import (
     MAReMaxConfig,
     MARLOOConfig,
 )
+from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig, MARLHFConfig, MARLHFIterConfig
 from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
 from mlrl.trainers.evaluator import Evaluation, evaluate_team
+from mlrl.trainers.marlhf import MARLHFIterTrainer, MARLHFTrainer
+from mlrl.trainers.preference import MADPOIterTrainer, MADPOTrainer
 from mlrl.trainers.reinforce import MAGRPOTrainer, MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 
 __all__ = [
@@ -20,10 +23,18 @@ __all__ = [
     "IACTrainer",
     "MAACConfig",
     "MAACTrainer",
+    "MADPOConfig",
+    "MADPOIterConfig",
+    "MADPOIterTrainer",
+    "MADPOTrainer",
     "MAGRPOConfig",
     "MAGRPOTrainer",
     "MAREINFORCEConfig",
     "MAREINFORCETrainer",
+    "MARLHFConfig",
+    "MARLHFIterConfig",
+    "MARLHFIterTrainer",
+    "MARLHFTrainer",
     "MARLOOConfig",
     "MARLOOTrainer",
     "MAReMaxConfig",

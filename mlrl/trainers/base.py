@@ -166,16 +166,7 @@ class Trainer:
         with Console(enabled=self.launch.is_main, verbose=verbose, log_interval=args.logging_steps) as self.console:
             try:
                 self.console.header(self._describe())
-                dataset = self.task.train_dataset
-                length = len(dataset) if hasattr(dataset, "__len__") else None
-                items = None if length is None else min(length * args.num_train_epochs, self._most_items())
-                self.console.start(self.total_steps, items)
-                for batch in self._batches():
-                    if args.eval_interval and (batch.first or self._crossed(batch)):
-                        self._evaluate_and_log()
-                    self._run_step(batch)
-                    if interval.due(self.env_step):
-                        self._log_training()
+                self._run_steps(interval)
                 self._log_training()
                 if args.eval_interval:
                     self._evaluate_and_log()
@@ -183,6 +174,19 @@ class Trainer:
                 self.console.finish(saved, self._summary())
             finally:
                 self.tracking.finish()
+
+    def _run_steps(self, interval: LoggingInterval) -> None:
+        """All steps, with the evaluations and log lines between them."""
+        dataset = self.task.train_dataset
+        length = len(dataset) if hasattr(dataset, "__len__") else None
+        items = None if length is None else min(length * self.args.num_train_epochs, self._most_items())
+        self.console.start(self.total_steps, items)
+        for batch in self._batches():
+            if self.args.eval_interval and (batch.first or self._crossed(batch)):
+                self._evaluate_and_log()
+            self._run_step(batch)
+            if interval.due(self.env_step):
+                self._log_training()
 
     def _make_run_folder(self) -> RunFolder:
         """One folder for all ranks, made by the first.

@@ -102,19 +102,7 @@ class PolicyUpdate:
         started = time.perf_counter()
         for group, engine in zip(self.team.trainable, self.engines, strict=True):
             self._backward(group, engine, minibatch, totals, settings, outcome)
-        norms = [engine.grad_norm() for engine in self.engines]
-        outcome.finite = all(self.team.mesh.world.gather(all(math.isfinite(norm) for norm in norms)))
-        for group, engine, norm in zip(self.team.trainable, self.engines, norms, strict=True):
-            if not outcome.finite:
-                engine.zero_grad()
-                continue
-            for agent in group:
-                if self.team.mesh.agents[agent.index].is_first:
-                    limit = self.args.max_grad_norm or math.inf
-                    outcome.add(f"agent_{agent.index}/grad_norm", norm)
-                    outcome.add(f"agent_{agent.index}/grad_clipped_fraction", float(norm > limit))
-                    outcome.add(f"agent_{agent.index}/learning_rate", engine.learning_rate)
-            engine.step(norm)
+        step_all(self.team, self.engines, self.args.max_grad_norm, outcome)
         merged = merge(self.team.mesh.world.gather(outcome))
         seconds = time.perf_counter() - started
         merged.add("time/update_s", seconds)
@@ -170,6 +158,25 @@ class PolicyUpdate:
         return outputs.loss
 
 
+def step_all(
+    team: Team, engines: Sequence[Engine | ZeroEngine], max_grad_norm: float | None, outcome: UpdateOutcome
+) -> None:
+    """Steps all agents on all ranks, or none where a gradient is not finite; adds norms and rates to the outcome."""
+    norms = [engine.grad_norm() for engine in engines]
+    outcome.finite = all(team.mesh.world.gather(all(math.isfinite(norm) for norm in norms)))
+    for group, engine, norm in zip(team.trainable, engines, norms, strict=True):
+        if not outcome.finite:
+            engine.zero_grad()
+            continue
+        for agent in group:
+            if team.mesh.agents[agent.index].is_first:
+                limit = max_grad_norm or math.inf
+                outcome.add(f"agent_{agent.index}/grad_norm", norm)
+                outcome.add(f"agent_{agent.index}/grad_clipped_fraction", float(norm > limit))
+                outcome.add(f"agent_{agent.index}/learning_rate", engine.learning_rate)
+        engine.step(norm)
+
+
 def merge(outcomes: Sequence[UpdateOutcome]) -> UpdateOutcome:
     """One update as all ranks saw it: sums and counts add up, except that a largest value stays the largest."""
     merged = UpdateOutcome(outcomes[0].finite)
@@ -177,7 +184,7 @@ def merge(outcomes: Sequence[UpdateOutcome]) -> UpdateOutcome:
         for name, (total, count) in outcome.metrics.items():
             if name.endswith("/ratio_max"):
                 merged.metrics[name] = (max(total, merged.metrics.get(name, (0.0, 1.0))[0]), 1.0)
-            elif name.endswith("/loss"):
+            elif name.endswith("/loss") and not name.startswith("preference/"):
                 merged.metrics[name] = (merged.metrics.get(name, (0.0, 1.0))[0] + total, 1.0)
             else:
                 merged.add(name, total, count)

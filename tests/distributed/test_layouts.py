@@ -51,6 +51,17 @@ KINDS = {
             **{"critic_learning_rate": 1e-3, "num_generations": 3, "micro_batch_tokens": 100},
         },
     },
+    "madpo": {
+        "trainer": "MADPOIter",
+        "args": {
+            "comparator_policy": "history",
+            "micro_batch_tokens": 60,
+            "train_batch_size": 4,
+            "max_grad_norm": None,
+        },
+    },
+    "madpo_full": {"trainer": "MADPOIter", "args": {"tuning": "full", "micro_batch_tokens": 60, "train_batch_size": 4}},
+    "marlhf": {"trainer": "MARLHF", "args": {"micro_batch_tokens": 200, "num_generations": 2}},
     "poisoned": {"poisoned": True},
     "poisoned_full": {"poisoned": True, "args": {"tuning": "full"}},
 }
@@ -80,6 +91,10 @@ FAST = {
         layout("clip", 3),
         layout("cross", 0, **SPLIT),
         layout("full_kl", 3, offload=True),
+        layout("madpo", 0),
+        layout("madpo", 2, **SPLIT),
+        layout("madpo_full", 3),
+        layout("marlhf", 0),
         layout("poisoned_full", 2),
         layout("poisoned", 0),
         layout("iac", 0),

@@ -21,6 +21,7 @@ from mlrl.config_help import field_docs
 
 ROOT = Path(__file__).parents[2]
 TRAINING = ("mareinforce", "magrpo", "marloo", "maremax", "iac", "maac")
+PREFERENCES = ("madpo", "marlhf")
 SMALL = "--max_steps 1 --num_generations 2 --rollout_batch_size 2 --max_new_tokens 8 --eval_num_samples 2"
 
 
@@ -74,6 +75,33 @@ def test_every_script_trains_and_says_where_things_are(run, tiny_llama, script):
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["record"]["algorithm"].lower() == script and config["agent_model"] == tiny_llama
     assert "num_turns" in config["record"]["sources"]["script"]
+
+
+@pytest.mark.parametrize("script", PREFERENCES)
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_preference_scripts_train_once_or_in_rounds(run, tiny_llama, script, rounds):
+    words = f"--num_iterations {rounds} --run_name mine --preference_num_candidates 2 {SMALL}"
+    if rounds:
+        words += " --comparator_policy current_copy --preference_replay_mode all_history"
+    printed = run(script, "--agent_model", tiny_llama, *words.split())
+    folder = Path("runs/mine")
+    assert agents_in(folder) == ["agent_0", "agent_1"] and "evaluation reward" in printed
+    written = sorted(path.name for path in (folder / "preferences").glob("iteration_*"))
+    assert written == [f"iteration_{number:04d}.jsonl" for number in range(1, max(rounds, 1) + 1)]
+    rows = read_metrics(folder)
+    assert sum("agent_0/grad_norm" in row for row in rows) == max(rounds, 1)  # max_steps bounds a round
+    assert (rows[0]["step"], rows[-1]["step"]) == (0, max(rounds, 1))
+    algorithm = yaml.safe_load((folder / "config.yaml").read_text())["record"]["algorithm"]
+    assert algorithm.lower() == script + "iter" * bool(rounds)
+    assert (folder / "reward_model").is_dir() == (script == "marlhf")
+
+
+def test_another_model_writes_the_comparator(run, tiny_llama, tiny_llama_other):
+    words = f"--num_iterations 1 --run_name mine --comparator_policy model --preference_num_candidates 2 {SMALL}"
+    run("madpo", "--agent_model", tiny_llama, "--comparator_model_name", tiny_llama_other, *words.split())
+    lines = Path("runs/mine/preferences/iteration_0001.jsonl").read_text().splitlines()
+    writers = {tuple(sorted(json.loads(line)[side]["writer"] for side in ("winner", "loser"))) for line in lines}
+    assert writers == {("current", "model")}
 
 
 def test_a_tree_of_two_turns_that_may_end_early(run, tiny_llama):
@@ -266,7 +294,7 @@ def test_a_wrong_setting_ends_the_process_at_once():
 
 
 # ----------------------------------------------------------------------------------------------------------------- help
-@pytest.mark.parametrize("script", [*TRAINING, "evaluate"])
+@pytest.mark.parametrize("script", [*TRAINING, *PREFERENCES, "evaluate"])
 def test_help_is_quick_and_the_script_small(script):
     began = time.perf_counter()
     done = start(str(ROOT / f"train/{script}.py"), "--help")
@@ -280,7 +308,7 @@ def test_help_is_quick_and_the_script_small(script):
     assert max(len(line) for line in done.stdout.splitlines()) <= 120
 
 
-@pytest.mark.parametrize("script", [*TRAINING, "evaluate"])
+@pytest.mark.parametrize("script", [*TRAINING, *PREFERENCES, "evaluate"])
 def test_what_a_script_restates_is_documented_as_in_mlrl(script):
     arguments = runpy.run_path(str(ROOT / f"train/{script}.py"), run_name=script)["Arguments"]
     sys.modules[script] = type(sys)(script)  # so that the source of the class can be found

@@ -1,0 +1,188 @@
+"""MADPO and MARLHF on tiny models."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig, MARLHFConfig, MARLHFIterConfig
+from mlrl.errors import ConfigError, TaskError
+from mlrl.losses.preference import PreferenceLossSettings
+from mlrl.preference.collection import CollectionSettings, collect_pairs
+from mlrl.trainers import MADPOIterTrainer, MADPOTrainer, MARLHFIterTrainer, MARLHFTrainer
+from mlrl.trainers.pair_update import PairUpdate, team_margins
+from tests.trainers.loops import RecordingEngine, as_messages, extend, flat, perturb, plain_model, reward
+
+ROWS = [{"prompt": p} for p in ("the sea", "one short story about a river", "why", "a city")]
+DEFAULTS = {
+    **{"max_new_tokens": 6, "lora_rank": 2, "eval_interval": 0, "completions_steps": 0, "agent_learning_rate": 3e-3},
+    **{"preference_num_candidates": 3, "preference_pairs_per_sample": 2, "max_grad_norm": None},
+}
+
+
+def make(trainer, config, folder, tmp_path, reward_func=reward, **settings):
+    return trainer(
+        agent_model=folder,
+        num_agents=2,
+        reward_func=reward_func,
+        formatters=as_messages,
+        external_transition=extend,
+        train_dataset=ROWS,
+        eval_dataset=ROWS[:2],
+        wandb_config={"config_sections": {"output": {"verbose": False}}},
+        args=config(**{"output_dir": str(tmp_path), "run_name": "run"} | DEFAULTS | settings),
+    )
+
+
+def metrics(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+
+
+def some_pairs(trainer):
+    settings = CollectionSettings(3, 3, "reward_gap", 2, 4)
+    return collect_pairs(trainer.collector, list(enumerate(ROWS)), trainer.growth(), settings).pairs
+
+
+def loop_margin(model, pair, agent):
+    """Σ over turns and tokens of log π, winner less loser, one sequence at a time."""
+    total = 0.0
+    for sign, side in ((1, pair.winner), (-1, pair.loser)):
+        for turn in side.turns:
+            prompt, answer = turn.prompts[agent].token_ids, turn.responses[agent].token_ids
+            logits = model(input_ids=torch.tensor([prompt + answer]), use_cache=False).logits[0].log_softmax(-1)
+            total = total + sign * sum(logits[len(prompt) - 1 + i, token] for i, token in enumerate(answer))
+    return total
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_an_update_is_the_gradient_of_the_joint_loss(tiny_llama, tmp_path, turns):
+    trainer = make(MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, num_turns=turns)
+    team, beta = trainer.team, 0.3
+    for agent in team.agents:
+        perturb(agent, seed=agent.index, spread=0.05)
+    pairs = some_pairs(trainer)
+    assert len(pairs) >= 4
+    engines = [RecordingEngine(a.parameters, trainer._optimizer_settings(1e-3), moves=False) for a in team.agents]
+    update = PairUpdate(
+        team, engines, PreferenceLossSettings(beta), temperature=1.0, micro_batch_tokens=70, max_grad_norm=None
+    )
+    reference = team_margins([a.reference for a in team.agents], team, pairs, 1.0, 70)
+    outcome = update.run(pairs, reference)
+
+    with torch.no_grad():
+        relative = []
+        for agent in team.agents:
+            own = []
+            for policy in (agent.policy, agent.reference):
+                with plain_model(policy) as model:
+                    own.append([float(loop_margin(model, pair, agent.index)) for pair in pairs])
+            relative.append([now - then for now, then in zip(*own, strict=True)])
+    joint = [sum(own) for own in zip(*relative, strict=True)]
+    loss = sum(-math.log(1 / (1 + math.exp(-beta * m))) for m in joint) / len(pairs)
+    total, count = outcome.metrics["preference/loss"]
+    assert count == len(pairs) and total / count == pytest.approx(loss, abs=1e-4)
+    assert outcome.metrics["preference/agent_1/margin"][0] == pytest.approx(sum(relative[1]), abs=1e-3)
+    for agent, engine in zip(team.agents, engines, strict=True):
+        expected = 0.0
+        with plain_model(agent.policy) as model:
+            for pair, m in zip(pairs, joint, strict=True):
+                gradients = torch.autograd.grad(loop_margin(model, pair, agent.index), agent.parameters)
+                # d/dθ −log σ(β m) = −β σ(−β m) dΔ_i/dθ
+                expected -= beta / (1 + math.exp(beta * m)) / len(pairs) * flat(gradients, agent.parameters)
+        assert torch.allclose(engine.recorded[0].double(), expected.double(), atol=2e-5)
+        assert expected.norm() > 1e-3
+
+
+def test_margins_are_zero_at_the_start_and_rise(tiny_llama, tmp_path):
+    trainer = make(
+        MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, num_train_epochs=6, train_batch_size=None, lora_dropout=0.1
+    )
+    trainer.train()
+    steps = [row for row in metrics(tmp_path) if "preference/margin" in row]
+    assert steps[0]["preference/agent_0/margin"] == pytest.approx(0, abs=1e-4)
+    assert steps[-1]["preference/agent_0/margin"] > 0.2 and steps[-1]["preference/agent_1/margin"] > 0.2
+    assert steps[-1]["preference/loss"] < math.log(2) - 0.02
+    assert {row["env_step"] for row in steps} == {4 * 3}  # items × candidates, judged once each
+    lines = (tmp_path / "run/preferences/iteration_0001.jsonl").read_text().splitlines()
+    assert [len(lines)] == [row["preference/num_pairs"] for row in metrics(tmp_path) if "preference/num_pairs" in row]
+
+
+@pytest.mark.parametrize("comparator", ["current", "current_copy", "history"])
+def test_rounds_are_on_disk_and_replayed(tiny_llama, tmp_path, comparator):
+    trainer = make(
+        MADPOIterTrainer, MADPOIterConfig, tiny_llama, tmp_path, comparator_policy=comparator, num_iterations=3,
+        preference_replay_mode="nearest_k", preference_replay_k=2, preference_replay_sample_size=5,
+        train_batch_size=3, preference_num_candidates=2,
+    )  # fmt: skip
+    trainer.train()
+    folder = tmp_path / "run/preferences"
+    assert sorted(p.name for p in folder.glob("iteration_*")) == [f"iteration_000{r}.jsonl" for r in (1, 2, 3)]
+    sides = [json.loads(line) for line in (folder / "iteration_0003.jsonl").read_text().splitlines()]
+    assert {pair["round"] for pair in sides} == {3}
+    words = {pair[side]["sampling"]["policy"] for pair in sides for side in ("winner", "loser")}
+    assert words == ({"agents at round 3", "agents at round 2"} if comparator == "history" else {"agents at round 3"})
+    rows = metrics(tmp_path)
+    assert [r["preference/num_learned_pairs"] for r in rows if "preference/num_learned_pairs" in r] == [5, 5, 5]
+    assert sum("preference/drift/ks_distance" in row for row in rows) == 2
+    histograms = [json.loads(line) for line in (folder / "histograms.jsonl").read_text().splitlines()]
+    assert [sum(h["policy"]) for h in histograms] == [8, 8, 8] == [sum(h["comparator"]) for h in histograms]
+    assert all(row["agent_0/grad_norm"] > 0 < row["agent_1/grad_norm"] for row in rows if "agent_0/grad_norm" in row)
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "marloo"])
+def test_marlhf_follows_the_learned_reward_and_logs_both(tiny_llama, tmp_path, algorithm):
+    trainer = make(
+        MARLHFTrainer, MARLHFConfig, tiny_llama, tmp_path, rl_algorithm=algorithm, num_train_epochs=2, num_generations=3
+    )
+    before = [[p.detach().clone() for p in agent.parameters] for agent in trainer.team.agents]
+    trainer.train()
+    rows = metrics(tmp_path)
+    fitted = next(row for row in rows if "preference/reward_model/train_loss" in row)
+    assert 0 <= fitted["preference/reward_model/train_accuracy"] <= 1
+    steps = [row for row in rows if "turn_1/reward_mean" in row]
+    assert len(steps) == 2
+    assert all(0 <= row["turn_1/task_reward_mean"] < 1 for row in steps)  # that of the task lies there
+    assert all(row["turn_1/reward_mean"] != row["turn_1/task_reward_mean"] for row in steps)
+    assert steps[-1]["env_step"] == 4 * 3 + 2 * 4 * 3  # candidates, and two steps of 4 items × 3 joints
+    for agent, old in zip(trainer.team.agents, before, strict=True):
+        assert any(not torch.equal(p, o) for p, o in zip(agent.parameters, old, strict=True))
+    assert (tmp_path / "run/reward_model/head.safetensors").is_file()
+    assert trainer.evaluate()["eval/turn_1/reward_mean"] < 1
+
+
+def test_iterative_marlhf_refits_and_never_repeats_a_stream(tiny_llama, tmp_path):
+    trainer = make(
+        MARLHFIterTrainer, MARLHFIterConfig, tiny_llama, tmp_path, num_iterations=2, max_steps=1, num_generations=2
+    )
+    ordinals = []
+    step = trainer.step
+    trainer.step = lambda batch: (ordinals.extend(n for n, _ in batch.items), step(batch))
+    trainer.train()
+    assert ordinals == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert sum("preference/reward_model/train_loss" in row for row in metrics(tmp_path)) == 2
+
+
+def test_equal_rewards_are_a_clear_error(tiny_llama, tmp_path):
+    trainer = make(MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, reward_func=lambda a, b: [0.5] * len(a))
+    with pytest.raises(TaskError, match="no two candidates of any of the 4 items"):
+        trainer.train()
+
+
+def test_what_cannot_be_is_said_before_models_load(tmp_path):
+    for config, settings, words in (
+        (MARLHFConfig, {"rl_algorithm": "maac"}, "rl_algorithm='maac'"),
+        (MARLHFConfig, {"placement": "split"}, "placement='split'"),
+        (MADPOConfig, {"collaboration_mode": "centralized"}, "collaboration_mode"),
+        (MADPOConfig, {"reference_ranks": 1}, "reference_ranks=1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            config(**settings)
+    assert MARLHFConfig(rl_algorithm="marloo").advantage_mode == "rloo"
+
+
+def test_iterations_need_the_iterative_trainer(tiny_llama, tmp_path):
+    with pytest.raises(ConfigError, match="num_iterations=2"):
+        make(MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, num_iterations=2)
+    with pytest.raises(ConfigError, match="num_iterations=0"):
+        make(MADPOIterTrainer, MADPOIterConfig, tiny_llama, tmp_path, num_iterations=0)
