@@ -46,6 +46,7 @@ def test_an_exception_of_one_rank_ends_all_with_one_traceback(tiny_llama, tmp_pa
     assert "rank 1 of 2 failed; all stop" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_message_of_all_ranks_is_printed_once(tiny_llama, tmp_path):
     done = launch("train/magrpo.py", flags(tmp_path, tiny_llama, "return [None] * len(first)"), processes=3)
     assert done.returncode != 0

@@ -106,6 +106,7 @@ def test_another_model_writes_the_comparator(run, tiny_llama, tiny_llama_other):
 
 def test_a_tree_of_two_turns_that_may_end_early(run, tiny_llama):
     words = "--num_turns 2 --num_generations 3 --early_termination_threshold 0.9 --max_steps 2 --completions_steps 1"
+    words += " --joint_mode aligned"
     run("magrpo", "--agent_model", tiny_llama, "--run_name", "mine", *f"{SMALL} {words}".split())
     step = read_metrics(Path("runs/mine"))[1]
     nodes = [json.loads(line) for line in Path("runs/mine/completions/train-000001.jsonl").read_text().splitlines()]
