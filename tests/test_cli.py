@@ -564,3 +564,10 @@ def test_a_real_task_is_loaded_without_torch(tmp_path):
     number, source, run_name = done.stdout.split()
     assert (number, source) == ("5", "flag")
     assert run_name.startswith("my_magrpo-length_ratio-")
+
+
+def test_settings_are_masked_before_they_leave_the_machine():
+    from mlrl.config_file import masked
+
+    settings = {"task_args": {"api_key": "planted-123", "style": "plain"}, "max_new_tokens": 5}
+    assert masked(settings) == {"task_args": {"api_key": "***", "style": "plain"}, "max_new_tokens": 5}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from mlrl.config import TrainerConfig
-from mlrl.config_file import dump_config
+from mlrl.config_file import dump_config, masked
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError
@@ -159,7 +159,11 @@ class Trainer:
         args = self.args
         self.run_folder = self._make_run_folder()
         self.tracking = Tracking(
-            self.run_folder, args.report_to, self.wandb_config, dataclasses.asdict(args), is_main=self.launch.is_main
+            self.run_folder,
+            args.report_to,
+            self.wandb_config,
+            masked(dataclasses.asdict(args)),  # what reaches a tracker has left this machine
+            is_main=self.launch.is_main,
         )
         interval = LoggingInterval(args.logging_steps, self.env_step)
         verbose = is_verbose(self.wandb_config)
