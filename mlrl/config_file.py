@@ -116,7 +116,7 @@ def dump_config(config: Any, sources: dict[str, str], path: str | Path, extra: d
     lines = ["# Settings of this run. To start another one with them: --config <this file>"]
     for heading, names in field_groups(type(config)):
         values = {name: getattr(config, name) for name in names}
-        lines += ["", f"# {heading}", _as_yaml(_masked(values))]
+        lines += ["", f"# {heading}", _as_yaml(masked(values))]
     by_source: dict[str, list[str]] = {}
     for name, source in sources.items():
         by_source.setdefault(source, []).append(name)
@@ -125,7 +125,7 @@ def dump_config(config: Any, sources: dict[str, str], path: str | Path, extra: d
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "packages": package_versions(),
-        **_masked(extra or {}),
+        **masked(extra or {}),
         "sources": by_source,
     }
     lines += ["", "# How the run was started, and where each value came from (--config skips this)"]
@@ -158,11 +158,11 @@ def _git(*arguments: str, folder: str | Path | None) -> str:
     return done.stdout.strip()
 
 
-def _masked(values: Any) -> Any:
+def masked(values: Any) -> Any:
     """The same values, with those under a secret's name masked."""
     if isinstance(values, dict):
-        return {k: MASK if v and _SECRET_NAME.search(str(k)) else _masked(v) for k, v in values.items()}
-    return [_masked(v) for v in values] if isinstance(values, list | tuple) else values
+        return {k: MASK if v and _SECRET_NAME.search(str(k)) else masked(v) for k, v in values.items()}
+    return [masked(v) for v in values] if isinstance(values, list | tuple) else values
 
 
 def _masked_words(words: list[str]) -> list[str]:
@@ -171,8 +171,8 @@ def _masked_words(words: list[str]) -> list[str]:
     for word in words:
         name, equals, text = word.partition("=")
         value = parse_value(text)
-        masked = _masked({name: value})[name]
-        shown.append(f"{name}={masked}" if equals and masked != value else word)
+        hidden = masked({name: value})[name]
+        shown.append(f"{name}={hidden}" if equals and hidden != value else word)
     return shown
 
 
