@@ -87,7 +87,7 @@ def write_checkpoint(
             _flush(place)
         _put(writing, final)
         write_latest(folder, final.name)
-        prune(folder, limit)
+        prune(folder, step, limit)
 
     _together(world, finish, writing, world)
     return final
@@ -188,9 +188,10 @@ def write_latest(folder: Path, name: str) -> None:
     _flush(folder)
 
 
-def prune(folder: Path, limit: int | None) -> None:
-    """Removes all checkpoints but the newest `limit`."""
-    for old in checkpoints_in(folder)[limit:] if limit is not None else []:
+def prune(folder: Path, step: int, limit: int | None) -> None:
+    """Removes all checkpoints up to a step but the newest `limit` of them (None: removes none)."""
+    before = [checkpoint for checkpoint in checkpoints_in(folder) if step_of(checkpoint) <= step]
+    for old in before[limit:] if limit is not None else []:
         remove(old)
 
 
