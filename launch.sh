@@ -154,7 +154,7 @@ signal_children() {
   if [[ -n $children ]]; then kill -"$1" $children; else kill -KILL "$launcher"; fi 2>/dev/null || true
 }
 pass_on() { # $1: exit code, $2: signal
-  ((code)) || { while sleep 3 && kill -0 "$launcher" 2>/dev/null; do signal_children TERM; done & } # if it came too early
+  ((code)) || { while sleep 2 && kill -0 "$launcher" 2>/dev/null; do signal_children TERM; done & } # if it came too early
   code=$1
   signal_children "$2"
 }

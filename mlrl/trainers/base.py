@@ -439,6 +439,8 @@ class Trainer:
                 "memory/peak_gb": max(self.world.gather(peak_memory_gb(self.launch.device))),
                 "total_generated_tokens": self.generated_tokens,
             }
+            if self.checkpoints.seconds is not None:
+                gauges["time/checkpoint_s"], self.checkpoints.seconds = self.checkpoints.seconds, None
             self._log(means | self._interval_metrics() | gauges)
 
     def _interval_metrics(self) -> dict[str, float]:

@@ -75,6 +75,7 @@ class Checkpoints:
         self.trainer, self.schedule, self.fingerprints = trainer, schedule, fingerprints
         self.place = Place(**resume.state["place"]) if resume.state else Place()
         self.requests = StopRequests(trainer.world, says=trainer.launch.is_main)
+        self.seconds: float | None = None  # that the latest one took
         self._written: int | None = resume.state.get("step")
 
     def after_step(self, batch: Batch) -> None:
@@ -144,8 +145,7 @@ class Checkpoints:
         except CheckpointError as error:
             trainer.console.warn(f"{error}. Training goes on; earlier checkpoints are as they were")
             return
-        self._written = trainer.step_number
-        trainer.averager.add_value("time/checkpoint_s", time.perf_counter() - started)
+        self._written, self.seconds = trainer.step_number, time.perf_counter() - started
 
 
 def weight_names(parameters: Sequence[nn.Parameter], modules: dict[str, nn.Module]) -> list[str]:
