@@ -214,6 +214,9 @@ class Trainer:
             self.checkpoints = Checkpoints(self, schedule, self._fingerprints(), self._resume)
             try:
                 self.console.header(self._describe())
+                if args.max_steps is not None and (self.total_steps or args.max_steps) < args.max_steps:
+                    ends = f"num_train_epochs={args.num_train_epochs} ends the run after step {self.total_steps}"
+                    self.console.note(f"{ends}, before max_steps={args.max_steps}")
                 with self.checkpoints.requests if schedule.folder is not None else nullcontext():
                     self._run_steps()
                 self.checkpoints.at_end()
@@ -519,6 +522,7 @@ class Trainer:
             "agents": f"{self.num_agents} × {', '.join(names)}",
             "trained": f"{trained:,} of {every:,} parameters ({self.args.tuning}, {dtype})",
             "device": self._describe_devices(),
+            "rollouts": describe_rollouts(self.args),
             "steps": steps,
             "run folder": self.run_folder.path,
         }
@@ -533,6 +537,17 @@ class Trainer:
     def _summary(self) -> dict[str, Any]:
         peak = max(self.world.gather(peak_memory_gb(self.launch.device)))
         return {"peak memory": f"{peak:.2f} GB" + (" a rank" if self.world.size > 1 else "")}
+
+
+def describe_rollouts(args: TrainerConfig) -> str:
+    """Size of a step in words, and which of the settings are the task's."""
+    turns = f"{args.num_turns} turn{'s' if args.num_turns > 1 else ''}"
+    text = (
+        f"{args.rollout_batch_size} items a step, {turns}, {args.num_generations} generations ({args.joint_mode}) "
+        f"of up to {args.max_new_tokens} tokens"
+    )
+    own = ("rollout_batch_size", "num_turns", "num_generations", "joint_mode", "max_new_tokens")
+    return f"{text}, as the task recommends" if any(args.sources.get(name) == "task" for name in own) else text
 
 
 def _wandb_settings(args: TrainerConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
