@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlrl.config import TaskArguments, TuningArguments, known_fields
+from mlrl.config import TaskArguments, known_fields
 from mlrl.config_checks import check_field, check_names, setting_types, suggestion
 from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
+from mlrl.config_models import TuningArguments
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
 from mlrl.errors import ConfigError, TaskError
 from mlrl.flags import read_flags

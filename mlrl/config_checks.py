@@ -34,6 +34,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_p": (lambda v: 0 < v <= 1, "a number above 0 and at most 1; 1 is off"),
     "top_k": (lambda v: v >= 0, "0 (off) or more"),
     "discount": _FRACTION,
+    "reward_timeout": (lambda v: v > 0, "seconds, above 0, or None for no limit"),
+    "reward_processes": (lambda v: v >= 0, "0 (a thread of this process) or more"),
     "max_rollout_rows": _ONE_OR_MORE,
     "num_generations": _ONE_OR_MORE,
     "rollout_batch_size": _ONE_OR_MORE,
