@@ -134,6 +134,11 @@ class RunFolder:
         return self.path / "completions"
 
     @property
+    def checkpoints(self) -> Path:
+        """Folder of ``checkpoint-N``, N the step."""
+        return self.path / "checkpoints"
+
+    @property
     def agents(self) -> Path:
         """Folder of the trained agents: ``agents/agent_0``, ``agents/agent_1`` …"""
         return self.path / "agents"
