@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from mlrl.call_processes import CallProcesses, Died, Late, Unsendable
@@ -32,6 +32,10 @@ class CallFailed(Exception):
         self.setting, self.remedy, self.by_chance = setting, remedy, by_chance
 
 
+class _Stopped(Exception):
+    """A call was ended because another one has failed."""
+
+
 class LimitedCalls:
     """Calls of some functions, each within `timeout` seconds (None: no limit), in `processes` processes (0: here)."""
 
@@ -39,6 +43,7 @@ class LimitedCalls:
         self.functions, self.timeout, self.processes = list(functions), timeout, processes
         self._pool = CallProcesses(self.functions, processes) if processes else None
         self._thread: _CallThread | None = None
+        self._stopping = False
 
     def limited(self, function: BoundCall) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
         """One of the functions, to be called as before; raises `CallFailed` beside what it raises itself."""
@@ -49,10 +54,14 @@ class LimitedCalls:
         """`function` of every piece, as many at a time as there are processes; the first error stops the rest."""
         if self._pool is None or len(pieces) < 2:
             return [function(piece) for piece in pieces]
+        self._stopping = False
         with ThreadPoolExecutor(min(self.processes, len(pieces)), thread_name_prefix="mlrl-calls") as threads:
             try:
-                return list(threads.map(function, pieces))
+                results = [threads.submit(function, piece) for piece in pieces]
+                done, waiting = wait(results, return_when=FIRST_EXCEPTION)
+                return [result.result() for result in (results if not waiting else done)]
             except BaseException:
+                self._stopping = True
                 threads.shutdown(wait=False, cancel_futures=True)
                 self._pool.stop()
                 raise
@@ -68,6 +77,8 @@ class LimitedCalls:
             problem, remedy = f"has not returned after {self.timeout:g} s", "Make it faster, raise reward_timeout"
             raise CallFailed(f"reward_timeout={self.timeout!r}", problem, remedy) from None
         except Died as death:
+            if self._stopping:
+                raise _Stopped from None
             setting, problem = f"reward_processes={self.processes!r}", f"has no result, because its process {death}"
             raise CallFailed(setting, problem, "See what ended it, set fewer processes") from None
         except Unsendable as problem:
