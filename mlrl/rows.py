@@ -1,10 +1,10 @@
 """Data sets of task items: a `datasets.Dataset` or list of dicts (rows by number), or a `datasets.IterableDataset`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mlrl.calling import shown
-from mlrl.errors import ConfigError
+from mlrl.errors import ConfigError, TaskError
 
 
 def checked_dataset(dataset: Any, name: str) -> Any:
@@ -36,9 +36,38 @@ def checked_dataset(dataset: Any, name: str) -> Any:
             raise ConfigError(
                 f"{name}={shown(dataset)}: a {type(dataset).__name__} whose rows are not at {name}[0]. {form}."
             ) from error
+        except Exception as error:  # whatever a data set raises where a row is broken
+            raise ConfigError(_unreadable(name, index, error)) from error
         if not isinstance(row, Mapping):
             raise ConfigError(f"{name}[{index}]={shown(row)}: a row of type {type(row).__name__}. {form}.")
     return dataset
+
+
+def read_rows(dataset: Iterable[Any], name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a data set in its order, as dicts of their own.
+
+    Raises:
+        TaskError: a row cannot be read, or is no dict; the message names the setting `name` and the row's number.
+    """
+    rows, number = None, 0
+    while True:
+        try:
+            rows = iter(dataset) if rows is None else rows
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # whatever a data set raises where a row is broken
+            raise TaskError(_unreadable(name, number, error)) from error
+        if not isinstance(row, Mapping):
+            kind = type(row).__name__
+            raise TaskError(f"{name}[{number}]={shown(row)}: a row of type {kind}. Right is a dict of named fields.")
+        yield dict(row)
+        number += 1
+
+
+def _unreadable(name: str, number: int, error: Exception) -> str:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{name}[{number}]: the row cannot be read ({shown(reason, 300)}). Correct it, or take it out."
 
 
 def field_names(dataset: Any) -> list[str] | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mlrl.errors import ConfigError
+from mlrl.rows import read_rows
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,18 @@ class Batch:
 def batches(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None) -> Iterator[Batch]:
     """Batches of a data set in its own order, epoch after epoch, the last of an epoch maybe smaller.
 
-    Reads no row that it does not give. Raises ConfigError where an epoch has no rows.
+    Reads no row that it does not give.
+
+    Raises:
+        ConfigError: an epoch has no rows.
+        TaskError: a row cannot be read.
     """
     length = len(dataset) if hasattr(dataset, "__len__") else None
     ordinal, left = itertools.count(), math.inf if max_steps is None else max_steps
     for epoch in range(num_epochs):
-        rows, position = iter(dataset), 0
+        rows, position = read_rows(dataset, "train_dataset"), 0
         while left > 0 and (chunk := list(itertools.islice(rows, batch_size))):
-            yield Batch([(next(ordinal), dict(row)) for row in chunk], epoch, position, length)
+            yield Batch([(next(ordinal), row) for row in chunk], epoch, position, length)
             position += len(chunk)
             left -= 1
         if left > 0 and position == 0:
@@ -61,5 +66,9 @@ def total_steps(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_s
 
 
 def first_items(dataset: Iterable[dict], count: int | None) -> list[tuple[int, dict]]:
-    """The first `count` items (None: all), numbered from 0."""
-    return [(number, dict(row)) for number, row in enumerate(itertools.islice(iter(dataset), count))]
+    """The first `count` items (None: all) of an evaluation set, numbered from 0.
+
+    Raises:
+        TaskError: a row cannot be read.
+    """
+    return list(enumerate(itertools.islice(read_rows(dataset, "eval_dataset"), count)))

@@ -113,7 +113,7 @@ def test_the_users_own_error_passes_the_limits(processes):
 
 def test_what_cannot_be_sent_to_a_process_has_no_fallback():
     with pytest.raises(TaskError) as caught:
-        collect(lambda first, second: (lambda: 0), 60.0, 0.0, 1)
+        collect(lambda first, second: lambda: 0, 60.0, 0.0, 1)
     assert "reward_processes=1: reward_func returned something that cannot be sent" in str(caught.value)
     assert "item 0" in str(caught.value) and "set reward_processes to 0" in str(caught.value)
 
