@@ -5,11 +5,12 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from mlrl.call_limits import LimitedCalls
 from mlrl.calling import shown
+from mlrl.config_checks import suggestion
 from mlrl.errors import ConfigError
 from mlrl.eval_hooks import EvalHooks, RolloutSample
 from mlrl.prompts import Formatters, Prompt, Transition, missing_prompt
@@ -50,6 +51,14 @@ class Task:
     """Config fields and the values that suit this task; YAML and flags win over them."""
     name: str | None = None
     """Names the run; `load_task` sets it where it is None."""
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        parts = [part.name for part in fields(cls)]
+        for name in kwargs:
+            if name not in parts:
+                hint = suggestion(name, parts) or f" It has {', '.join(parts)}."
+                raise ConfigError(f"{name}={shown(kwargs[name])}: a Task has no such part.{hint}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.train_dataset = checked_dataset(self.train_dataset, "train_dataset")

@@ -16,7 +16,8 @@ def show_users_error(error: Exception) -> bool:
     frames = error.__traceback__
     while frames is not None and not _is_users(frames, script):
         frames = frames.tb_next
-    if frames is None and not (isinstance(error, SyntaxError) and _is_users_file(str(error.filename), script)):
+    in_their_file = isinstance(error, SyntaxError) and error.filename and _is_users_file(error.filename, script)
+    if frames is None and not in_their_file:
         return False
     error = error.with_traceback(frames)
     sys.excepthook(type(error), error, frames)  # with several processes, this ends all of them
