@@ -67,7 +67,7 @@ def read_rows(dataset: Iterable[Any], name: str) -> Iterator[dict[str, Any]]:
 
 def _unreadable(name: str, number: int, error: Exception) -> str:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{name}[{number}]: the row cannot be read ({shown(reason, 300)}). Correct it, or take it out."
+    return f"{name}[{number}]: the row cannot be read ({reason[:300]}). Correct it, or take it out."
 
 
 def field_names(dataset: Any) -> list[str] | None:
