@@ -43,13 +43,13 @@ def checked_dataset(dataset: Any, name: str) -> Any:
     return dataset
 
 
-def read_rows(dataset: Iterable[Any], name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a data set in its order, as dicts of their own.
+def read_rows(dataset: Iterable[Any], name: str, first: int = 0) -> Iterator[dict[str, Any]]:
+    """The rows of a data set in its order, as dicts of their own; the first one is number `first`.
 
     Raises:
         TaskError: a row cannot be read, or is no dict; the message names the setting `name` and the row's number.
     """
-    rows, number = None, 0
+    rows, number = None, first
     while True:
         try:
             rows = iter(dataset) if rows is None else rows
