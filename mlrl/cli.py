@@ -33,7 +33,7 @@ from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
 from mlrl.config_models import TuningArguments
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
-from mlrl.errors import ConfigError, StorageError, TaskError
+from mlrl.errors import ConfigError
 from mlrl.flags import read_flags
 from mlrl.resume import check_resume_request
 from mlrl.run_folder import default_run_name
@@ -89,13 +89,17 @@ def parse(config_class: type, script_doc: str | None, argv: list[str] | None = N
 def config_errors(script: str | None = None) -> Iterator[None]:
     """Turn an error that its message explains into one line on stderr, without a traceback.
 
-    Exit code 2 for a `ConfigError`, 1 for the others. An exception of the user's own code keeps its traceback from the
-    user's first line on, and ends the process with 1 too.
+    Exit code 2 for a `ConfigError`, 1 for the other errors that mlrl defines. An exception of the user's own code keeps
+    its traceback from the user's first line on, and ends the process with 1 too.
     """
     script = script or Path(sys.argv[0]).name
     try:
         yield
-    except (ConfigError, TaskError, StorageError) as error:
+    except Exception as error:
+        if not type(error).__module__.startswith("mlrl."):
+            if show_users_error(error):
+                raise SystemExit(1) from None
+            raise
         message, code = f"{script}: error: {error}", 2 if isinstance(error, ConfigError) else 1
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from mlrl.parallel.lifeline import fail
@@ -103,10 +107,6 @@ def config_errors(script: str | None = None) -> Iterator[None]:
             fail(message, code)  # all processes end, and one of them says why
         print(message, file=sys.stderr)
         raise SystemExit(code) from None
-    except Exception as error:
-        if show_users_error(error):
-            raise SystemExit(1) from None
-        raise
 
 
 def _resolve(config_class: type, script: str, argv: list[str]) -> Run:

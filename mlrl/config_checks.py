@@ -103,6 +103,7 @@ _NOT_EMPTY |= {"critic_model", "critics", "lora_target_modules", "report_to", "a
 _NOT_EMPTY |= {"comparator_model_name", "comparator_agents", "comparator_api_url", "comparator_api_model"}
 _NOT_EMPTY |= {"comparator_api_key_env", "reward_model_name", "preference_replay_from"}
 _NOT_EMPTY |= {"comparator_api_key_header", "comparator_api_response_field"}
+_NOT_EMPTY |= {"resume_from_checkpoint", "allow_changed"}
 _NOT_EMPTY |= {"wandb_project", "wandb_entity", "wandb_tags", "wandb_dir", "output"}
 _PATHS = ("agent_model", "agents", "reference_model", "agents_dir", "output_dir", "wandb_dir", "output")
 _PATHS += ("critic_model", "critics")

@@ -7,6 +7,9 @@ from mlrl.calling import shown
 from mlrl.errors import ConfigError, TaskError
 
 
+_FORM = "Give a datasets.Dataset, a datasets.IterableDataset or a list of dicts"
+
+
 def checked_dataset(dataset: Any, name: str) -> Any:
     """The data set itself, checked as far as that needs no reading of a stream; None stays None.
 
@@ -15,7 +18,7 @@ def checked_dataset(dataset: Any, name: str) -> Any:
     """
     if dataset is None:
         return None
-    form = "Give a datasets.Dataset, a datasets.IterableDataset or a list of dicts"
+    form = _FORM
     if isinstance(dataset, Mapping):
         raise ConfigError(f"{name}={shown(dict(dataset))}: a dict, maybe of splits. {form}, e.g. one split of it.")
     readable = hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
@@ -31,16 +34,29 @@ def checked_dataset(dataset: Any, name: str) -> Any:
         raise ConfigError(f"{name}={shown(dataset)}: a {type(dataset).__name__} has no row order. {form}.")
     for index in range(len(dataset)) if isinstance(dataset, list | tuple) else [0]:
         try:
-            row = dataset[index]
-        except (KeyError, IndexError, TypeError) as error:
+            read_row(dataset, name, index)
+        except ConfigError as error:
+            if not isinstance(error.__cause__, KeyError | IndexError | TypeError):
+                raise
             raise ConfigError(
                 f"{name}={shown(dataset)}: a {type(dataset).__name__} whose rows are not at {name}[0]. {form}."
             ) from error
-        except Exception as error:  # whatever a data set raises where a row is broken
-            raise ConfigError(_unreadable(name, index, error)) from error
-        if not isinstance(row, Mapping):
-            raise ConfigError(f"{name}[{index}]={shown(row)}: a row of type {type(row).__name__}. {form}.")
     return dataset
+
+
+def read_row(dataset: Any, name: str, number: int) -> dict[str, Any]:
+    """One row of a data set whose rows have numbers, as a dict of its own.
+
+    Raises:
+        ConfigError: it cannot be read, or is no dict; the message names the setting `name` and the row's number.
+    """
+    try:
+        row = dataset[number]
+    except Exception as error:  # whatever a data set raises where a row is broken
+        raise ConfigError(_unreadable(name, number, error)) from error
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{name}[{number}]={shown(row)}: a row of type {type(row).__name__}. {_FORM}.")
+    return dict(row)
 
 
 def read_rows(dataset: Iterable[Any], name: str, first: int = 0) -> Iterator[dict[str, Any]]:

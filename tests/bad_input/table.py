@@ -97,6 +97,11 @@ SETTINGS: list[tuple] = [
     ("wandb_dir", "", "leave it out"),
     ("completions_steps", -1, "or more"),
     ("seed", -1, "from 0 to 4294967295"),
+    # Checkpoints
+    ("save_steps", -1, "or more"),
+    ("save_total_limit", 0, "None for all"),
+    ("resume_from_checkpoint", "", "leave it out|Give latest"),
+    ("allow_changed", [""], "leave it out"),
     # Critics
     ("critic_type", "vq", "Use v or q"),
     ("critic_model", "./nowhere", "Give a model's folder or a hub id"),

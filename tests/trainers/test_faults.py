@@ -29,7 +29,7 @@ def reward(first, second):
 def make(model: str, settings: dict | None = None, **arguments) -> MAGRPOTrainer:
     """A trainer of one item a step, without evaluation, whose run is runs/mine."""
     arguments = {"agent_model": model, "reward_func": reward, "train_dataset": ROWS} | arguments
-    defaults = {"max_new_tokens": 4, "num_generations": 2, "rollout_batch_size": 1, "eval_interval": 0}
+    defaults = {"max_new_tokens": 4, "num_generations": 2, "rollout_batch_size": 1, "eval_interval": 0, "save_steps": 0}
     return MAGRPOTrainer(**arguments, args=MAGRPOConfig(**defaults | {"run_name": "mine"} | (settings or {})))
 
 
@@ -94,8 +94,13 @@ def test_a_late_reward_ends_the_run_or_has_the_fallback(tiny_llama):
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def test_an_unreadable_row_is_named_and_what_was_done_stays(tiny_llama):
+    class Stream:
+        def __iter__(self):
+            yield from ROWS
+            raise ValueError("bad image")
+
     with pytest.raises(TaskError) as caught:
-        make(tiny_llama, train_dataset=BrokenRow(2)).train()
+        make(tiny_llama, train_dataset=Stream()).train()
     assert str(caught.value) == (
         "train_dataset[2]: the row cannot be read (ValueError: bad image). Correct it, or take it out."
     )
@@ -189,3 +194,26 @@ def test_a_tracker_outage_costs_one_warning_and_no_number(tiny_llama, monkeypatc
     assert "ConnectionError: no route to host" in said[0] and "runs/mine/metrics.jsonl" in said[0]
     assert [line["step"] for line in metrics()] == [1, 2]
     assert (Path("runs/mine") / "agents" / "agent_1").is_dir()
+
+
+# --------------------------------------------------------------------------------------------------------------- losses
+def test_losses_that_stay_non_finite_end_the_run_with_one_line(tiny_llama, capsys, monkeypatch):
+    """Every gradient is NaN: no agent steps, each skipped update is logged, and the third in a row ends the run."""
+    trainer = make(tiny_llama, {"max_nonfinite_steps": 3, "num_train_epochs": 5})
+    estimate = trainer.estimate
+
+    def poisoned(trees):
+        samples = estimate(trees)
+        samples[0][0].advantage = float("nan")
+        return samples
+
+    monkeypatch.setattr(trainer, "estimate", poisoned)
+    before = [parameter.detach().clone() for agent in trainer.team.agents for parameter in agent.parameters]
+    with pytest.raises(SystemExit) as stop, config_errors("magrpo.py"):
+        trainer.train()
+    assert stop.value.code == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("magrpo.py: error: max_nonfinite_steps=3: ") and "Lower the learning rate" in message
+    after = [parameter for agent in trainer.team.agents for parameter in agent.parameters]
+    assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
+    assert [(line["step"], line["nonfinite_fraction"]) for line in metrics()] == [(1, 1.0), (2, 1.0)]
