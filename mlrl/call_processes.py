@@ -26,6 +26,9 @@ from typing import Any, NoReturn
 
 from mlrl.errors import ConfigError
 
+# A scheduler or terminal may send these to every process; the run decides when to stop, and these end with it.
+_FOR_THE_RUN = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
 
 class Late(Exception):
     """A call took longer than allowed."""
@@ -184,9 +187,9 @@ def _end_with(work: Callable[[], None]) -> NoReturn:
 
 def _nursery(control: Connection, functions: Sequence[Callable]) -> None:
     """Forks a process for every None, and waits for the end of every process id, until this side is closed."""
-    os.setsid()  # Ctrl-C is for the run, which ends this by closing
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    for number in _FOR_THE_RUN:
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs that a function starts would inherit
     alive: set[int] = set()
     with contextlib.suppress(EOFError, OSError):
         while (request := control.recv()) != "end":
@@ -209,6 +212,7 @@ def _nursery(control: Connection, functions: Sequence[Callable]) -> None:
 def _serve(connection: Connection, functions: Sequence[Callable]) -> None:
     """Answers calls, one after the other."""
     os.setsid()
+    os.register_at_fork(before=_wait_to_hear, after_in_parent=_stop_waiting, after_in_child=_hear_again)
     if "torch" in sys.modules:  # its threads are not there after a fork
         sys.modules["torch"].set_num_threads(1)
     with contextlib.suppress(EOFError, ConnectionError):
@@ -221,6 +225,21 @@ def _serve(connection: Connection, functions: Sequence[Callable]) -> None:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             connection.send_bytes(answer)
+
+
+def _wait_to_hear() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_RUN)
+
+
+def _stop_waiting() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_RUN)
+
+
+def _hear_again() -> None:
+    """A process that a function forks can be ended as usual, from its first moment on."""
+    for number in _FOR_THE_RUN:
+        signal.signal(number, signal.SIG_DFL)
+    _stop_waiting()
 
 
 def _sendable(content: Any, what: str) -> bytes:

@@ -6,7 +6,6 @@ from typing import Any
 from mlrl.calling import shown
 from mlrl.errors import ConfigError, TaskError
 
-
 _FORM = "Give a datasets.Dataset, a datasets.IterableDataset or a list of dicts"
 
 

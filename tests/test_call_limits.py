@@ -1,5 +1,6 @@
 """Calls that come too late, die or cannot be sent: from a thread and from processes."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -147,6 +148,24 @@ def test_a_process_killed_between_calls_loses_nothing():
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: not is_alive(first))
     assert call([0], {}) not in (first, os.getpid())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_for_the_run_end_no_call(number):
+    """A scheduler tells all processes that time is up; the run then finishes its step, rewards included."""
+    call = limited(lambda value: (os.kill(os.getppid(), number), os.kill(os.getpid(), number), value)[-1], processes=1)
+    assert [call([value], {}) for value in (1, 2)] == [1, 2]
+
+
+def test_processes_of_a_function_can_be_terminated():
+    def starts_and_stops(value):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(10)
+        return child.exitcode
+
+    assert limited(starts_and_stops, processes=1)([0], {}) == -signal.SIGTERM
 
 
 def test_what_cannot_be_sent_is_said():
