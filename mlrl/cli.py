@@ -29,15 +29,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlrl.config import TaskArguments, TuningArguments, known_fields
+from mlrl.config import TaskArguments, known_fields
 from mlrl.config_checks import check_field, check_names, setting_types, suggestion
 from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
+from mlrl.config_models import TuningArguments
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
-from mlrl.errors import ConfigError, NonFiniteError, TaskError
+from mlrl.errors import ConfigError
 from mlrl.flags import read_flags
 from mlrl.resume import check_resume_request
 from mlrl.run_folder import default_run_name
+from mlrl.user_errors import show_users_error
 
 __all__ = ["Run", "config_errors", "dump_config", "parse"]
 
@@ -97,13 +99,17 @@ def _hear_signals() -> None:
 def config_errors(script: str | None = None) -> Iterator[None]:
     """Turn an error that its message explains into one line on stderr, without a traceback.
 
-    Exit code 2 for a `ConfigError`, 1 for a `TaskError` or `NonFiniteError`. An exception of the user's own code keeps
-    its traceback.
+    Exit code 2 for a `ConfigError`, 1 for the other errors that mlrl defines. An exception of the user's own code keeps
+    its traceback from the user's first line on, and ends the process with 1 too.
     """
     script = script or Path(sys.argv[0]).name
     try:
         yield
-    except (ConfigError, TaskError, NonFiniteError) as error:
+    except Exception as error:
+        if not type(error).__module__.startswith("mlrl."):
+            if show_users_error(error):
+                raise SystemExit(1) from None
+            raise
         message, code = f"{script}: error: {error}", 2 if isinstance(error, ConfigError) else 1
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from mlrl.parallel.lifeline import fail

@@ -19,7 +19,9 @@ from mlrl.config_critics import (
     check_centralized,
     check_independent,
 )
+from mlrl.config_models import AgentArguments, ModelArguments
 from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
+from mlrl.config_rollout import RewardArguments, RolloutArguments, SamplingArguments, check_rewards
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -32,89 +34,6 @@ class TaskArguments:
     """A shipped task, or file.py[:ATTR] with a Task or a function for one"""
     task_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the task's function: key=value ..., read as YAML"""
-
-
-@dataclass(kw_only=True)
-class ModelArguments:
-    """Models"""
-
-    agent_model: str | None = None
-    """Model of every agent: hub id, local folder, or embedded (no download)"""
-    agents: list[str] | None = None
-    """One model an agent (in place of agent_model): hub ids or local folders"""
-    num_agents: int | None = None
-    """Team size; None: 2, or the number of models that are given"""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """float32 or bfloat16; None: as launched, else bfloat16 on a GPU that has it"""
-    attn_implementation: Literal["sdpa", "eager"] | None = None
-    """Attention kernels: sdpa (fused) or eager (plain matrix products); None: sdpa"""
-
-
-@dataclass(kw_only=True)
-class TuningArguments:
-    """Tuning"""
-
-    tuning: Literal["lora", "full"] = "lora"
-    """lora: an adapter an agent on one frozen base; full: all weights"""
-    lora_rank: int = 16
-    """Rank of the adapters"""
-    lora_alpha: float = 32.0
-    """Scale of the adapters: the update is multiplied by lora_alpha / lora_rank"""
-    lora_dropout: float = 0.0
-    """Dropout before the adapters; policy gradients need 0"""
-    lora_target_modules: str | list[str] = "all-linear"
-    """Modules with adapters: all-linear, names (q_proj v_proj), or one regex"""
-    share_parameters: bool = False
-    """One set of weights and one optimizer for all agents"""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, more time"""
-    reference_model: str | None = None
-    """Reference policy of the KL; None: the agents' initial policies"""
-
-
-@dataclass(kw_only=True)
-class AgentArguments(ModelArguments, TuningArguments):
-    """Agents"""
-
-
-@dataclass(kw_only=True)
-class SamplingArguments:
-    """Episodes and sampling"""
-
-    num_turns: int = 1
-    """Turns of an episode; more than 1 needs the task's external_transition"""
-    max_new_tokens: int = 128
-    """Longest response, in tokens"""
-    max_prompt_tokens: int | None = None
-    """Longer prompts are cut on the left and counted; None: never cut"""
-    temperature: float = 1.0
-    """Sampling temperature; the loss scores tokens at the same one"""
-    top_p: float = 1.0
-    """Nucleus sampling; 1 is off. Below 1 the gradient is biased"""
-    top_k: int = 0
-    """Sample from the k likeliest tokens; 0 is off. Above 0 the gradient is biased"""
-    early_termination_threshold: float | None = None
-    """An episode ends early where the processed reward is above this; None: never"""
-    external_prompt_passthrough: bool = False
-    """Prompts of the transition skip the formatters"""
-    discount: float = 1.0
-    """Discount factor of later turns, between 0 and 1"""
-    max_rollout_rows: int = 256
-    """Sequences decoded at once: bounds the memory of sampling"""
-
-
-@dataclass(kw_only=True)
-class RolloutArguments(SamplingArguments):
-    """Rollout trees"""
-
-    num_generations: int = 4
-    """Responses an agent draws at every node (K)"""
-    joint_mode: Literal["aligned", "cross"] = "aligned"
-    """aligned: K joint responses a node; cross: all K^N combinations"""
-    early_termination_scope: Literal["node", "joint"] = "node"
-    """node: the mean reward stops a whole node; joint: each branch by its own"""
-    rollout_batch_size: int = 4
-    """Task items a step, over all processes"""
 
 
 @dataclass(kw_only=True)
@@ -256,6 +175,7 @@ class TrainerConfig(
     AgentArguments,
     PlacementArguments,
     RolloutArguments,
+    RewardArguments,
     LearningArguments,
     PolicyLossArguments,
     EvaluationArguments,
@@ -272,6 +192,7 @@ class TrainerConfig(
         check_fields(self)
         rules.check_models(self)
         rules.check_team(self, num_agents)
+        check_rewards(self)
         return [
             *rules.check_tuning(self),
             *rules.check_placement(self, num_agents),
@@ -344,7 +265,7 @@ class MAACConfig(CentralizedCriticArguments, ActorCriticConfig):
 
 
 @dataclass(kw_only=True)
-class EvaluationConfig(ModelArguments, SamplingArguments, EvaluationArguments, CheckedConfig):
+class EvaluationConfig(ModelArguments, SamplingArguments, RewardArguments, EvaluationArguments, CheckedConfig):
     """Evaluated team"""
 
     agents_dir: str | None = None
@@ -363,6 +284,7 @@ class EvaluationConfig(ModelArguments, SamplingArguments, EvaluationArguments, C
         rules.check_models(self)
         rules.check_agents_dir(self)
         rules.check_team(self, num_agents)
+        check_rewards(self)
         rules.check_output(self.output)
         return []
 

@@ -260,6 +260,9 @@ def _check_api(config: Any) -> None:
             "Give the endpoint's, such as https://host/v1/chat/completions."
         )
     check_url("comparator_api_url", config.comparator_api_url)
+    header = config.comparator_api_key_header
+    if header is not None and not header.replace("-", "").isalnum():
+        raise ConfigError(f"comparator_api_key_header={header!r}: is no header. Give letters, digits and hyphens.")
     check_no_secrets("comparator_api_headers", config.comparator_api_headers)
     check_no_secrets("comparator_api_extra_body", config.comparator_api_extra_body)
     if config.comparator_api_model is None and config.comparator_api_format in NEEDS_MODEL:

@@ -15,6 +15,7 @@ from mlrl.config_preference import (
     check_preferences,
     check_reward_model,
 )
+from mlrl.config_rollout import check_rewards
 from mlrl.errors import ConfigError
 
 # rl_algorithm → the baseline of its trainer and what divides it
@@ -39,6 +40,7 @@ class MADPOConfig(DPOArguments, PreferenceArguments, TrainerConfig):
         check_fields(self)
         rules.check_models(self)
         rules.check_team(self, num_agents)
+        check_rewards(self)
         _check_supported(self)
         for name, instead in (("reference_ranks", "agents"), ("reference_model", None)):
             if getattr(self, name) != instead:

@@ -20,6 +20,7 @@ from mlrl.models.language_model import LanguageModel
 from mlrl.models.prefix_tree import PackedTree, PrefixTree
 from mlrl.quiet import quiet_models
 from mlrl.sources import Source
+from mlrl.storage import whole_files
 
 HEAD_FILE = "value_head.safetensors"
 
@@ -107,7 +108,10 @@ class Critic:
 
     def save(self, folder: Path) -> None:
         """Writes the head, and beside it the adapter or model with its tokenizer unless the actor has them."""
-        folder.mkdir(parents=True, exist_ok=True)
+        with whole_files(folder) as place:
+            self._save(place)
+
+    def _save(self, folder: Path) -> None:
         if not self.on_actor:
             kept = Agent(
                 index=self.index,

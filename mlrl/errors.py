@@ -1,4 +1,4 @@
-"""The errors that mlrl raises on purpose."""
+"""The errors that mlrl raises on purpose; their messages say all that a user needs."""
 
 
 class ConfigError(ValueError):
@@ -14,3 +14,7 @@ class TaskError(RuntimeError):
 
 class NonFiniteError(RuntimeError):
     """Training has diverged: gradients or logits are NaN or infinite, and going on would change nothing."""
+
+
+class StorageError(OSError):
+    """A file of a run cannot be written, such as on a full disk; the message names its path."""

@@ -67,13 +67,18 @@ def check_resume_request(where: str, output_dir: str, run_name: str | None) -> N
                 "resume_from_checkpoint='latest': of which run? Give run_name too, or the folder of a checkpoint"
             )
         run = Path(output_dir) / run_name
-        if run.is_dir() and any(run.iterdir()) and not RunFolder(run).config.is_file():
+        if run.is_dir() and not RunFolder(run).config.is_file() and not _is_empty(run):
             raise ConfigError(f"run_name={run_name!r}: {run} is not the folder of a run. Give another run_name")
     elif not Path(where).is_dir():
         raise ConfigError(
             f"resume_from_checkpoint={where!r}: there is no such folder. Give a folder checkpoint-N, a run folder, or "
             "latest with a run_name"
         )
+
+
+def _is_empty(run: Path) -> bool:
+    """Whether a folder holds nothing but what a run leaves that was killed as soon as it had made it."""
+    return all(path.name.startswith(".") for path in run.iterdir())
 
 
 def find_resume(where: str, output_dir: str, run_name: str | None, checkpoint_dir: str | Path | None = None) -> Resume:
@@ -105,7 +110,9 @@ def find_resume(where: str, output_dir: str, run_name: str | None, checkpoint_di
     notes: list[str] = []
     checkpoint = _newest_whole(folder, newest, notes)
     state = {} if checkpoint is None else read_checkpoint_metadata(checkpoint)
-    if run is None or not RunFolder(run).config.is_file():
+    if named is not None and run == named and run.is_dir() and _is_empty(run):
+        pass  # made by a run that was killed before it could write anything
+    elif run is None or not RunFolder(run).config.is_file():
         run = Path(state["run_folder"]) if state and RunFolder(state["run_folder"]).config.is_file() else None
     if named is not None and run is not None and named.resolve() != run.resolve():
         run = None  # a new run that branches off

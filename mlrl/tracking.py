@@ -209,18 +209,18 @@ class Tracking:
         project = settings.get("project", DEFAULT_PROJECT)
         run_name = settings.get("name", self.run_folder.name)
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
-        if name == "wandb":
-            chosen = {key: settings[key] for key in ("entity", "tags", "id", "resume") if key in settings}
-            folder = os.fspath(settings.get("dir", self.run_folder.path))
-            tracker = tracker_class(project, name=run_name, dir=folder, **chosen)
-        elif name == "trackio":
-            # trackio takes a configuration at its start only
-            tracker = tracker_class(project, name=run_name, config=config, embed=False)
-        elif tracker_class.requires_logging_directory:
-            tracker = tracker_class(name, os.fspath(self.run_folder.path))  # <run folder>/tensorboard
-        else:
-            tracker = tracker_class(project)
         try:
+            if name == "wandb":
+                chosen = {key: settings[key] for key in ("entity", "tags", "id", "resume") if key in settings}
+                folder = os.fspath(settings.get("dir", self.run_folder.path))
+                tracker = tracker_class(project, name=run_name, dir=folder, **chosen)
+            elif name == "trackio":
+                # trackio takes a configuration at its start only
+                tracker = tracker_class(project, name=run_name, config=config, embed=False)
+            elif tracker_class.requires_logging_directory:
+                tracker = tracker_class(name, os.fspath(self.run_folder.path))  # <run folder>/tensorboard
+            else:
+                tracker = tracker_class(project)
             tracker.start()
             if name == "wandb":
                 tracker.tracker.define_metric("env_step")

@@ -355,8 +355,10 @@ def test_config_errors_hides_the_traceback(capsys):
     assert (
         capsys.readouterr().err == "magrpo.py: error: seed=-1: is out of range. Give a number from 0 to 4294967295.\n"
     )
-    with pytest.raises(KeyError), cli.config_errors():
-        raise KeyError("any other error passes")
+    with pytest.raises(SystemExit) as stop, cli.config_errors():
+        raise KeyError("the user's own")
+    assert stop.value.code == 1
+    assert "Traceback" in (printed := capsys.readouterr().err) and 'KeyError: "the user\'s own"' in printed
 
 
 # -------------------------------------------------------------------------------------------------------------- help

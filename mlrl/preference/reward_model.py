@@ -31,6 +31,7 @@ from mlrl.prompts import Prompt
 from mlrl.quiet import quiet_models
 from mlrl.rollout.streams import derive_seed
 from mlrl.sources import Source, load_tokenizers, resolve_source
+from mlrl.storage import whole_files
 
 ADAPTER = "reward_model"
 _SMALLEST_SCALE = 1e-6  # below it the model tells nothing apart, and noise must not become a reward
@@ -114,7 +115,10 @@ class RewardModel:
 
     def save(self, folder: str | Path) -> None:
         """Writes the adapter or network with its tokenizer, the head, and the normalization."""
-        folder = Path(folder)
+        with whole_files(folder) as place:
+            self._save(place)
+
+    def _save(self, folder: Path) -> None:
         saved = Agent(
             index=0, policy=self.policy, tokenizer=self.reader.tokenizer, source=self.source, stop_ids=frozenset(),
             parameters=[],

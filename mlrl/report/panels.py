@@ -45,6 +45,7 @@ TITLES = {
     "total_generated_tokens": ("Tokens sampled so far", ""),
     "nonfinite_fraction": ("Skipped updates", "Share of updates with a NaN or infinite gradient."),
     "truncated_prompt_fraction": ("Truncated prompts", "Share of prompts cut to fit."),
+    "reward_failure_fraction": ("Failed rewards", "Share of reward calls without result, scored by reward_fallback."),
 }
 # Metrics drawn into another one's chart: that one, and what each line there is called.
 _SHARED = {
@@ -57,7 +58,7 @@ _SHARED = {
     "time/reward_s": ("time/step_s", "rewards"),
     "time/update_s": ("time/step_s", "an update"),
 }
-_COST_NAMES = ("total_generated_tokens", "nonfinite_fraction", "truncated_prompt_fraction")
+_COST_NAMES = ("total_generated_tokens", "nonfinite_fraction", "truncated_prompt_fraction", "reward_failure_fraction")
 _STDERR = re.compile(r"(eval/turn_\d+)/reward_stderr")
 _TURN = re.compile(r"turn_(\d+)/")
 _MEMBER = re.compile(r"(agent|critic|comparator)_(\d+)")

@@ -256,6 +256,6 @@ def restore(trainer: Trainer, resume: Resume) -> None:
 
 def cut_back(folder: RunFolder, resume: Resume) -> list[str]:
     """Takes out of the run folder what the run writes again; notes on what was there no more. First rank only."""
-    if resume.checkpoint is None or resume.run_folder is None:
+    if resume.run_folder is None:
         return []
-    return cut_files(folder, resume.state["sizes"])
+    return cut_files(folder, resume.state.get("sizes", {}))

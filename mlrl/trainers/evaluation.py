@@ -74,6 +74,9 @@ def reward_metrics(trees: Sequence[RolloutTree], growth: Growth, has_raw: bool) 
                 )
         if turn > 0:
             metrics[f"{name}/reached_fraction"] = sum(map(len, rewards)) / (len(trees) * episodes_an_item)
+    every = [node for tree in trees for node in tree.nodes()]
+    if any(node.reward_failed for node in every):
+        metrics["eval/reward_failure_fraction"] = sum(node.reward_failed for node in every) / len(every)
     if episodes_an_item > 1:
         best = [max(flat(tree.root.returns(growth.discount))) for tree in trees]
         metrics[f"eval/return_best@{episodes_an_item}"] = _mean(best)

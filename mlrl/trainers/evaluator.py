@@ -17,6 +17,7 @@ from mlrl.errors import ConfigError
 from mlrl.parallel.launch import Launch
 from mlrl.rollout.tree import Node, RolloutTree
 from mlrl.run_folder import to_jsonable
+from mlrl.storage import write_whole
 from mlrl.task import Environment, Task
 from mlrl.trainers.data import first_items
 from mlrl.trainers.evaluation import episodes, evaluate, evaluation_growth
@@ -64,10 +65,7 @@ class Evaluation:
                 for number, played in enumerate(episodes(tree))
             ],
         }
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(to_jsonable(content), ensure_ascii=False, indent=1)
-        path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        write_whole(path, json.dumps(to_jsonable(content), ensure_ascii=False, indent=1) + "\n")
 
 
 def evaluate_team(

@@ -33,6 +33,8 @@ def rollout_metrics(
                 name = f"turn_{turn + 1}/agent_{agent}"
                 pairs[f"{name}/completion_tokens_mean"] = (sum(len(r.token_ids) for r in responses), len(responses))
                 pairs[f"{name}/truncated_fraction"] = (sum(r.truncated for r in responses), len(responses))
+    nodes = [node for tree in trees for node in tree.nodes()]
+    pairs["reward_failure_fraction"] = (sum(node.reward_failed for node in nodes), len(nodes))
     prompts = sum(len(node.prompts) for tree in trees for node in tree.nodes())
     pairs["truncated_prompt_fraction"] = (cost.truncated_prompts, prompts)
     pairs["time/rollout_s"] = (cost.rollout_s, 1)

@@ -108,6 +108,7 @@ def prepare_team(
         _check_targets(args, sources)
         _check_reference(args, sources)
     _check_first_prompts(args, environment, tokenizers, limits)
+    environment.limit_calls(args.reward_timeout, args.reward_fallback, args.reward_processes)
     return PreparedTeam(args, launch, environment, sources, tokenizers, limits, dtype, options)
 
 
