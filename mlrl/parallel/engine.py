@@ -12,13 +12,16 @@ Three backings with one interface:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from mlrl.parallel.group import Group
+
+STATE_KINDS = ("master", "step", "exp_avg", "exp_avg_sq")
+"""What an engine's state consists of, in the order in which it is put back; one tensor a parameter of each."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,37 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         for parameter in self.parameters:
             parameter.grad = None
+
+    def state(self, kind: str) -> Iterator[torch.Tensor]:
+        """One of `STATE_KINDS` for every parameter, whole, float32: the same whatever the ranks and sharding.
+
+        All ranks of the group go through it together; a parameter that was never updated has step 0.
+        """
+        for master in self.masters:
+            if kind == "master":
+                yield master.detach()
+            else:
+                held = self.optimizer.state.get(master, {}).get(kind)
+                yield held if held is not None else torch.zeros([] if kind == "step" else master.shape)
+
+    @torch.no_grad()
+    def load_state(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Takes over what `state` gave, here or in another layout; call it for every kind, in order."""
+        for parameter, master, tensor in zip(self.parameters, self.masters, tensors, strict=True):
+            held = self.optimizer.state
+            if kind == "master":
+                master.copy_(tensor)
+                parameter.copy_(master)
+            elif kind == "step":
+                held.pop(master, None)
+                if tensor > 0:
+                    held[master] = {
+                        "step": tensor.to(master.device, copy=True),
+                        "exp_avg": torch.zeros_like(master, memory_format=torch.preserve_format),
+                        "exp_avg_sq": torch.zeros_like(master, memory_format=torch.preserve_format),
+                    }
+            elif master in held:
+                held[master][kind].copy_(tensor)
 
     @property
     def learning_rate(self) -> float:

@@ -10,7 +10,7 @@ Engines are made directly, over the entity's process group, from the ZeRO settin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,10 +87,71 @@ class ZeroEngine:
                 gradient.fill_(math.inf)
         self.engine.step()
 
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the next update."""
-        return self.settings.rate(self.updates)
+    def state(self, kind: str) -> Iterator[torch.Tensor]:
+        """As of `mlrl.parallel.engine.Engine`: put together from the ranks, one parameter after another."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        held = self.optimizer.optimizer.state.get(self._flat_masters()[0], {})
+        for parameter in self.parameters:
+            if kind == "master":
+                yield safe_get_full_fp32_param(parameter)
+            elif kind == "step":
+                yield torch.as_tensor(held.get("step", 0.0), dtype=torch.float32).clone()
+            elif held:
+                yield safe_get_full_optimizer_state(parameter, kind)
+            else:
+                yield torch.zeros(getattr(parameter, "ds_shape", parameter.shape))
+
+    @torch.no_grad()
+    def load_state(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """As of `mlrl.parallel.engine.Engine`: every rank keeps its part."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        if kind == "step":
+            self._make_moments(max(float(tensor) for tensor in tensors))
+            return
+        if kind != "master" and not self.optimizer.optimizer.state:
+            return
+        for parameter, tensor in zip(self.parameters, tensors, strict=True):
+            value = tensor.to(self._flat_masters()[0].device)
+            if kind == "master":
+                safe_set_full_fp32_param(parameter, value)
+                if self.stage < 3:
+                    parameter.data.copy_(tensor)
+            else:
+                safe_set_full_optimizer_state(parameter, value, kind)
+        if kind == "master" and self.stage == 3:
+            self._write_back()
+
+    def _flat_masters(self) -> list[torch.Tensor]:
+        """This rank's part of the float32 masters, as DeepSpeed keeps it."""
+        name = "fp32_partitioned_groups_flat" if self.stage == 3 else "single_partition_of_fp32_groups"
+        return getattr(self.optimizer, name)
+
+    def _make_moments(self, step: float) -> None:
+        """AdamW's state as after `step` updates, its moments still zero; DeepSpeed makes it in the first step only."""
+        states = self.optimizer.optimizer.state
+        states.clear()
+        if step == 0:
+            return
+        for master in self._flat_masters():
+            moments = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+            states[master] = {"step": torch.tensor(step), **moments}
+        if self.stage < 3:
+            self.optimizer._hp_optimizer_states_linked = False
+            for parameter in self.parameters:
+                if parameter._hp_mapping is not None:
+                    parameter._hp_mapping.optim_fragment = None
+            self.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _write_back(self) -> None:
+        """Stage 3: the weights from their masters, as after a step."""
+        optimizer = self.optimizer
+        optimizer._partition_all_parameters()
+        for group in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
 
     @property
     def shard(self) -> Shard | None:

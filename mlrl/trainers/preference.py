@@ -29,7 +29,6 @@ from mlrl.preference.rounds import FOLDER, Round, check_pairs, earlier_rounds, f
 from mlrl.preference.setup import check_comparator, make_comparator
 from mlrl.rollout.streams import derive_seed
 from mlrl.run_folder import append_jsonl
-from mlrl.tracking import LoggingInterval
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
 from mlrl.trainers.pair_update import PairUpdate, team_margins
@@ -43,8 +42,8 @@ class PreferenceTrainer(Trainer):
 
     iterative: ClassVar[bool] = False
 
-    def _run_steps(self, interval: LoggingInterval) -> None:
-        self._begin(interval)
+    def _run_steps(self) -> None:
+        self._begin()
         for round in self.rounds:
             collected = self.collect_round(round)
             pairs = self.replayed(round, collected)
@@ -133,7 +132,7 @@ class PreferenceTrainer(Trainer):
             some = read_pairs(round, list(range(min(3, round.num_pairs))))
             check_pairs(some, [agent.decode for agent in self.team.agents], str(self.args.preference_replay_from))
 
-    def _begin(self, interval: LoggingInterval) -> None:
+    def _begin(self) -> None:
         """What needs the run folder, and the evaluation before anything is learned."""
         self.console.start(None, None)
         self.comparator = None
