@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,6 @@ from mlrl.critic_inputs import (
     CriticInput,
     action_inputs,
     counterfactual_inputs,
-    critic_batches,
     state_inputs,
 )
 from mlrl.critics import Critic
@@ -141,12 +140,6 @@ def counterfactual_task_advantages(critic: Critic, trees: Sequence[RolloutTree],
 def agent_rewards(nodes: Sequence[Node], agent: int | None) -> Tensor:
     """Rewards [M, J] of one agent; of all (None) their mean, where each has its own."""
     return torch.tensor([[own_reward(r, agent) for r in node.rewards] for node in nodes], dtype=torch.float64)
-
-
-def value_batches(samples: Sequence[ValueSample], max_tokens: int) -> Iterator[tuple[CriticBatch, list[ValueSample]]]:
-    """Micro-batches of at most `max_tokens` tokens, each with its samples in the order of its values."""
-    for batch in critic_batches([sample.input for sample in samples], max_tokens):
-        yield batch, [samples[number] for number in batch.numbers]
 
 
 def critic_loss(

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from mlrl.agents import Team
 from mlrl.config import TrainerConfig
-from mlrl.critic_samples import CriticEstimate, ValueSample, critic_loss, value_batches
+from mlrl.critic_inputs import rank_critic_batches
+from mlrl.critic_samples import CriticEstimate, ValueSample, critic_loss
 from mlrl.critics import Critic
 from mlrl.losses.policy import PolicyLossSettings
 from mlrl.losses.value import ValueLossOutputs, ValueLossSettings
 from mlrl.parallel.engine import Engine
-from mlrl.parallel.group import Group, spread
+from mlrl.parallel.group import Group
+from mlrl.parallel.headed import HeadedEngine
 from mlrl.parallel.zero import ZeroEngine
 from mlrl.trainers.policy_update import PolicyUpdate, UpdateOutcome, merge
 from mlrl.trainers.samples import Sample
@@ -35,7 +37,7 @@ class CriticTraining:
 
     critic: Critic
     estimate: CriticEstimate
-    engine: Engine
+    engine: Engine | ZeroEngine | HeadedEngine
     group: Group
     coef: float = 1.0
 
@@ -52,7 +54,7 @@ class ActorCriticUpdate(PolicyUpdate):
     def __init__(
         self,
         team: Team,
-        engines: Sequence[Engine | ZeroEngine],
+        engines: Sequence[Engine | ZeroEngine | HeadedEngine],
         args: TrainerConfig,
         step: int,
         critics: Sequence[CriticTraining],
@@ -86,16 +88,26 @@ class ActorCriticUpdate(PolicyUpdate):
     def _backward_critic(self, training: CriticTraining, nodes: set[int], outcome: UpdateOutcome) -> None:
         """Gradients of a critic on the samples of these nodes, this rank's share of them."""
         chosen = [sample for sample in training.estimate.samples if id(sample.node) in nodes]
-        owners = spread([float(sum(map(len, sample.input.segments))) for sample in chosen], training.group.size)
-        mine = [sample for sample, owner in zip(chosen, owners, strict=True) if owner == training.group.index]
+        critic, engine = training.critic, training.engine
         scale = len(training.estimate.values_MA) / len(nodes)
         settings = ValueLossSettings(self.args.value_clip_range)
-        batches = list(value_batches(mine, self.args.micro_batch_tokens))
-        with training.critic.policy.use():
-            for number, (batch, own) in enumerate(batches, start=1):
-                outputs = critic_loss(training.critic, batch, own, settings, scale)
-                training.engine.backward(training.coef * outputs.loss, last=number == len(batches))
-                _record_loss(outcome, training.critic.index, own, outputs)
+        batches = rank_critic_batches(
+            [sample.input for sample in chosen],
+            training.group,
+            self.args.micro_batch_tokens,
+            lockstep=engine.lockstep or critic.policy.base.shard is not None,
+        )
+        with critic.policy.use():
+            for number, batch in enumerate(batches, start=1):
+                if batch.numbers:
+                    own = [chosen[place] for place in batch.numbers]
+                    outputs = critic_loss(critic, batch, own, settings, scale)
+                    loss = training.coef * outputs.loss
+                    _record_loss(outcome, critic.index, own, outputs)
+                else:
+                    loss = 0.0 * critic.forward(batch.tree).sum()
+                # the actor's own gradients follow those of a head on it
+                engine.backward(loss, last=number == len(batches) and not self.on_actors)
 
     def _step_critics(self, outcome: UpdateOutcome) -> None:
         """A step of every engine that trains critics; of none where a gradient anywhere is not finite."""

@@ -85,11 +85,11 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     here = [agent for agent in trainer.team.agents if agent.is_here]
     held = {agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in here}
     critics = getattr(trainer, "critics", [])
-    values_before = [[p.detach().clone() for p in critic.parameters] for critic in critics]
+    values_before = [critic_weights(critic) for critic in critics]
     trainer.train()
     for critic, old in zip(critics, values_before, strict=True):
-        if trainer.mesh.agents[critic.index].is_first:
-            moved = [b.detach() - a for a, b in zip(old, critic.parameters, strict=True)]
+        moved = [b - a for a, b in zip(old, critic_weights(critic), strict=True)]
+        if trainer.mesh.critic(critic.index).is_first:
             torch.save(moved, out / f"{layout['name']}-critic_{critic.index}.pt")
     for index, (old, new) in enumerate(zip(before, weights(trainer), strict=True)):
         if new is not None and trainer.mesh.agents[index].is_first:
@@ -135,6 +135,12 @@ def weights(trainer) -> list[list[torch.Tensor] | None]:
         with agent.base.whole():
             copies.append([p.detach().clone() for p in agent.parameters])
     return copies
+
+
+def critic_weights(critic) -> list[torch.Tensor]:
+    """Copies of what a critic trains, whole."""
+    with critic.policy.base.whole():
+        return [p.detach().clone() for p in critic.parameters]
 
 
 def main() -> None:

@@ -111,10 +111,7 @@ def every_layout(processes: int) -> list[dict]:
     found = []
     for kind, base in KINDS.items():
         team = len(base.get("agents", ())) or base.get("num_agents", 2)
-        stages = (0, 1, 2, 3)
-        if "trainer" in base:  # critics are not sharded
-            stages = (0,) if "use_separate_critic" in base["args"] else (0, 1, 2)
-        for zero in stages:
+        for zero in (0, 1, 2, 3):
             found.append(layout(kind, zero))
             if processes % team == 0:
                 found.append(layout(kind, zero, **SPLIT))
@@ -122,6 +119,10 @@ def every_layout(processes: int) -> list[dict]:
                 found.append(layout(kind, zero, **SPLIT, ranks_per_agent=BLOCKS[kind][processes]))
     found += [layout(kind, zero, offload=True) for kind in ("lora", "full", "poisoned_full") for zero in (2, 3)]
     found += [layout(kind, zero, reference_ranks=1) for kind in ("clip", "full_kl") for zero in (0, 1, 3)]
+    found += [layout(kind, zero, critic_ranks=1) for kind in ("iac", "maac", "maac_q") for zero in (0, 1, 3)]
+    if processes == 4:
+        found += [layout("iac", zero, **SPLIT, critic_ranks=2) for zero in (0, 2, 3)]
+        found += [layout("maac", zero, critic_ranks=2) for zero in (0, 2, 3)]
     return found
 
 

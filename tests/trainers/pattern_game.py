@@ -33,9 +33,7 @@ def reward(first: list[str], second: list[str], turn: int, response_history: lis
     if turn < 2:
         return [0.0] * len(first)
     before = [list(map(word, said)) for said in response_history]
-    return [
-        right([*before[0], word(a)], [*before[1], word(b)]) for a, b in zip(first, second, strict=True)
-    ]
+    return [right([*before[0], word(a)], [*before[1], word(b)]) for a, b in zip(first, second, strict=True)]
 
 
 def transition(response_history_per_agent: list[list[str]]) -> list[str]:
