@@ -148,13 +148,15 @@ def critic_loss(
     samples: Sequence[ValueSample],
     settings: ValueLossSettings,
     scale: float = 1.0,
+    head_only: bool = False,
 ) -> ValueLossOutputs:
     """Value loss of a micro-batch, one forward. Call inside `critic.policy.use()`, with the backward.
 
     Args:
         scale: M/n for a minibatch of n of the M samples of a rollout batch.
+        head_only: the head alone gets gradients.
     """
-    values = critic.forward(batch.tree)
+    values = critic.forward(batch.tree, head_only)
     counts = torch.tensor([len(sample.targets) for sample in samples], device=values.device)
 
     def tensor(numbers: list[float]) -> Tensor:

@@ -80,11 +80,16 @@ class Critic:
             return list(self.policy.base.language_model.backbone.parameters())
         return self.policy.parameters()
 
-    def forward(self, tree: PrefixTree) -> Tensor:
-        """Values (S,) of the marks of a `CriticBatch`, with gradient. This and its backward belong inside
-        `policy.use()`."""
+    def forward(self, tree: PrefixTree, head_only: bool = False) -> Tensor:
+        """Values (S,) of the marks of a `CriticBatch`, with gradient, or with that of the head alone. This and its
+        backward belong inside `policy.use()`."""
         base = self.policy.base
-        return base.score(tree.pack(base.language_model.device), value_head=self.head)[0]
+        packed = tree.pack(base.language_model.device)
+        if not head_only:
+            return base.score(packed, value_head=self.head)[0]
+        with torch.no_grad():
+            hidden = base.score(packed, value_head=nn.Identity())[0]
+        return self.head(hidden)
 
     @torch.no_grad()
     def values(self, inputs: Sequence[CriticInput], max_tokens: int, group: Group | None = None) -> Tensor:

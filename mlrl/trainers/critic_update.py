@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlrl.agents import Team
@@ -71,9 +70,8 @@ class ActorCriticUpdate(PolicyUpdate):
         started = time.perf_counter()
         of_critics = UpdateOutcome(finite=True)
         nodes = {id(sample.node) for sample in minibatch[0]}
-        with self._frozen_actors() if self.on_actors and self.warming_up else _as_they_are():
-            for training in self.critics:
-                self._backward_critic(training, nodes, of_critics)
+        for training in self.critics:
+            self._backward_critic(training, nodes, of_critics)
         if not self.on_actors or self.warming_up:
             self._step_critics(of_critics)
         of_critics = merge(self.team.mesh.world.gather(of_critics))
@@ -97,15 +95,16 @@ class ActorCriticUpdate(PolicyUpdate):
             self.args.micro_batch_tokens,
             lockstep=engine.lockstep or critic.policy.base.shard is not None,
         )
+        head_only = self.on_actors and self.warming_up
         with critic.policy.use():
             for number, batch in enumerate(batches, start=1):
                 if batch.numbers:
                     own = [chosen[place] for place in batch.numbers]
-                    outputs = critic_loss(critic, batch, own, settings, scale)
+                    outputs = critic_loss(critic, batch, own, settings, scale, head_only)
                     loss = training.coef * outputs.loss
                     _record_loss(outcome, critic.index, own, outputs)
                 else:
-                    loss = 0.0 * critic.forward(batch.tree).sum()
+                    loss = 0.0 * critic.forward(batch.tree, head_only).sum()
                 # the actor's own gradients follow those of a head on it
                 engine.backward(loss, last=number == len(batches) and not self.on_actors)
 
@@ -124,24 +123,6 @@ class ActorCriticUpdate(PolicyUpdate):
                 outcome.add(f"{name}/grad_clipped_fraction", float(norm > (self.args.max_grad_norm or math.inf)))
                 outcome.add(f"{name}/learning_rate", training.engine.learning_rate)
             training.engine.step(norm)
-
-    @contextmanager
-    def _frozen_actors(self) -> Iterator[None]:
-        """Nothing but the heads gets gradients inside."""
-        heads = {id(p) for training in self.critics for p in training.critic.parameters}
-        actors = [p for engine in self.engines for p in engine.parameters if id(p) not in heads]
-        for parameter in actors:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in actors:
-                parameter.requires_grad_(True)
-
-
-@contextmanager
-def _as_they_are() -> Iterator[None]:
-    yield
 
 
 def _record_loss(

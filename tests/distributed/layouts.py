@@ -3,7 +3,7 @@
     accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
 
 SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
-"poisoned": …, "trainer": "IAC", "own_rewards": …, "args": {setting: value}}]}.
+"poisoned": …, "trainer": "IAC", "own_rewards": …, "critic_model": FOLDER, "args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
 change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's.
 """
@@ -67,6 +67,7 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         agent_model=None if agents else spec["model"],
         agents=agents,
         num_agents=layout.get("num_agents", 2) if not agents else None,
+        **({"critic_model": layout["critic_model"]} if "critic_model" in layout else {}),
         task=Task(reward_func=judge, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
         wandb_config={"config_sections": {"output": {"verbose": False}}},
         args=getattr(trainers, f"{kind}Config")(

@@ -31,11 +31,21 @@ KINDS = {
     "mixed": {"agents": ["llama", "qwen2", "llama_bos"], "args": {"micro_batch_tokens": 60}},
     "iac": {
         **{"trainer": "IAC", "own_rewards": True},
-        "args": {"num_turns": 2, "num_generations": 2, "critic_learning_rate": 1e-3, "micro_batch_tokens": 60},
+        "args": {
+            **{"num_turns": 2, "num_generations": 2, "critic_learning_rate": 1e-3, "micro_batch_tokens": 60},
+            **{"lora_rank": 4},  # adapters are whole on every rank
+        },
     },
     "iac_on_actor": {
         "trainer": "IAC",
         "args": {"use_separate_critic": False, "num_turns": 2, "num_generations": 2, "reference_kl_coef": 0.1},
+    },
+    "iac_on_actor_full": {
+        "trainer": "IAC",
+        "args": {
+            **{"use_separate_critic": False, "tuning": "full", "num_generations": 2, "value_head_hidden_dim": 8},
+            **{"critic_warmup_rollouts": 1, "max_grad_norm": 0.05, "warmup_steps": 2, "micro_batch_tokens": 60},
+        },
     },
     "maac": {
         "trainer": "MAAC",
@@ -48,8 +58,12 @@ KINDS = {
         "trainer": "MAAC",
         "args": {
             **{"critic_type": "q", "counterfactual_baseline": True, "critic_warmup_rollouts": 1},
-            **{"critic_learning_rate": 1e-3, "num_generations": 3, "micro_batch_tokens": 100},
+            **{"critic_learning_rate": 1e-3, "num_generations": 3, "micro_batch_tokens": 100, "lora_rank": 4},
         },
+    },
+    "maac_other": {
+        **{"trainer": "MAAC", "critic_model": "qwen2"},
+        "args": {"num_generations": 2, "num_turns": 2, "critic_learning_rate": 1e-3, "micro_batch_tokens": 200},
     },
     "madpo": {
         "trainer": "MADPOIter",
@@ -94,6 +108,9 @@ FAST = {
         layout("poisoned_full", 2),
         layout("iac", 2, **SPLIT),
         layout("maac", 0),
+        layout("maac", 3, critic_ranks=1),
+        layout("iac_on_actor_full", 3),
+        layout("maac_other", 2),
     ],
     4: [
         layout("lora", 3, **SPLIT),
@@ -101,6 +118,7 @@ FAST = {
         layout("tree", 3, **SPLIT, ranks_per_agent=[3, 1]),
         layout("mixed", 3, **SPLIT, ranks_per_agent=[1, 2, 1]),
         layout("full_kl", 3, **SPLIT, reference_ranks=2),
+        layout("iac", 3, **SPLIT, critic_ranks=2),
     ],
 }
 BLOCKS = {"three": {4: [2, 1, 1]}, "mixed": {4: [2, 1, 1]}}
@@ -141,6 +159,9 @@ def folder(tmp_path_factory):
 
 def run(folder, layouts: list[dict], processes: int) -> None:
     names = [{**one, "agents": [str(folder / a) for a in one["agents"]]} if "agents" in one else one for one in layouts]
+    names = [
+        {**one, "critic_model": str(folder / one["critic_model"])} if "critic_model" in one else one for one in names
+    ]
     spec, out = folder / f"spec-{processes}.json", folder / str(processes)
     out.mkdir(exist_ok=True)
     spec.write_text(json.dumps({"model": str(folder / "llama"), "layouts": names}))
