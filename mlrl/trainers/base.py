@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from mlrl.agents import Agent
 from mlrl.checkpoint import Entity
@@ -207,7 +208,7 @@ class Trainer:
                 masked(dataclasses.asdict(args)),  # what reaches a tracker has left this machine
                 is_main=self.launch.is_main,
             )
-            schedule = self._schedule(checkpoint_dir, checkpoint_interval)
+            schedule = self._checkpoint_schedule(checkpoint_dir, checkpoint_interval)
             self.checkpoints = Checkpoints(self, schedule, self._fingerprints(), self._resume)
             try:
                 self.console.header(self._describe())
@@ -241,7 +242,14 @@ class Trainer:
 
     def entities(self) -> list[Entity]:
         """What is trained and lives here, as checkpoints hold it."""
-        return [agent_entity(agents, engine) for agents, engine in zip(self.team.trainable, self.engines, strict=True)]
+        return [
+            agent_entity(agents, engine, self._heads())
+            for agents, engine in zip(self.team.trainable, self.engines, strict=True)
+        ]
+
+    def _heads(self) -> dict[str, nn.Module]:
+        """Modules on the agents' networks that their engines train too, by name."""
+        return {}
 
     def progress(self) -> dict[str, Any]:
         """What else the next step depends on, of what JSON can hold; the same on all ranks."""
@@ -274,7 +282,7 @@ class Trainer:
         for note in self.world.from_first(lambda: cut_back(self.run_folder, self._resume)):
             self.console.note(note)
 
-    def _schedule(self, checkpoint_dir: str | Path | None, interval: int) -> Schedule:
+    def _checkpoint_schedule(self, checkpoint_dir: str | Path | None, interval: int) -> Schedule:
         limit = self.args.save_total_limit
         if checkpoint_dir is not None:
             return Schedule(Path(checkpoint_dir), epochs=interval, limit=limit)

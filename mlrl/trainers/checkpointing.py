@@ -15,6 +15,7 @@ import mlrl
 from mlrl.agents import Agent
 from mlrl.checkpoint import CheckpointError, Entity, load_entity, write_checkpoint
 from mlrl.config_file import masked
+from mlrl.critics import Critic
 from mlrl.errors import ConfigError
 from mlrl.parallel.engine import Engine
 from mlrl.parallel.group import Group
@@ -157,14 +158,25 @@ def weight_names(parameters: Sequence[nn.Parameter], modules: dict[str, nn.Modul
     return [names[id(parameter)] for parameter in parameters]
 
 
-def agent_entity(agents: Sequence[Agent], engine: Engine | ZeroEngine) -> Entity:
-    """The weights that these agents train, and the starting adapter that is their reference, if one was copied."""
+def agent_entity(agents: Sequence[Agent], engine: Engine | ZeroEngine, heads: dict[str, nn.Module]) -> Entity:
+    """The weights that these agents train, and the starting adapter that is their reference, if one was copied.
+
+    `heads` are further modules by name, of which this engine may train some.
+    """
     agent = agents[0]
     frozen = {}
     if agent.reference is not None and agent.reference.adapter is not None and agent.reference.base is agent.base:
         weights = agent.reference.parameters()
         frozen["reference"] = dict(zip(weight_names(weights, {"": agent.base.model}), weights, strict=True))
-    return Entity(f"agent_{agent.index}", weight_names(engine.parameters, {"": agent.base.model}), engine, frozen)
+    return Entity(
+        f"agent_{agent.index}", weight_names(engine.parameters, {"": agent.base.model} | heads), engine, frozen
+    )
+
+
+def critic_entity(critic: Critic, engine: Engine | ZeroEngine) -> Entity:
+    """A critic's weights, its value head among them."""
+    modules = {"": critic.policy.base.model, "head": critic.head}
+    return Entity(f"critic_{critic.index}", weight_names(engine.parameters, modules), engine)
 
 
 def config_record(config: Any) -> dict[str, Any]:

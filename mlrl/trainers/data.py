@@ -35,7 +35,7 @@ class Batch:
     epoch: int
     position: int
     length: int | None
-    number: int
+    number: int = 0
 
     @property
     def before(self) -> Place:

@@ -3,7 +3,8 @@
     accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
 
 SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
-"poisoned": …, "trainer": "IAC", "own_rewards": …, "critic_model": FOLDER, "args": {setting: value}}]}.
+"poisoned": …, "trainer": "IAC", "own_rewards": …, "critic_model": FOLDER, "resume": CHECKPOINT,
+"args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
 change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's.
 """
@@ -77,6 +78,9 @@ def train(spec: dict, layout: dict, out: Path) -> None:
             completions_steps=1,
             num_train_epochs=STEPS,
             max_steps=STEPS,
+            save_steps=1,
+            save_total_limit=None,
+            resume_from_checkpoint=layout.get("resume") and str(out.parent / layout["resume"]),
             **{"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3, **args},
         ),
     )
@@ -100,10 +104,10 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         run = trainer.run_folder
         metrics = [json.loads(line) for line in run.metrics.read_text().splitlines()]
         files = sorted(run.completions.glob("*.jsonl"))
-        nodes = [json.loads(line) for file in files for line in file.read_text().split("\n") if line]
+        nodes = {file.stem: [json.loads(line) for line in file.read_text().split("\n") if line] for file in files}
         content = {
-            "texts": [node["responses"] for node in nodes],
-            "rewards": [node["rewards"] for node in nodes],
+            "texts": {name: [node["responses"] for node in own] for name, own in nodes.items()},
+            "rewards": {name: [node["rewards"] for node in own] for name, own in nodes.items()},
             "metrics": [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in metrics],
             "held": held,
             "parameters": parameters,

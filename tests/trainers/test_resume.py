@@ -13,6 +13,8 @@ TRAINERS = {
     "magrpo": (MAGRPOTrainer, {"reference_kl_coef": 0.05, "num_updates_per_rollout": 2, "clip_range": 0.2}),
     "marloo": (MARLOOTrainer, {"share_parameters": True, "joint_mode": "cross"}),
     "maremax": (MAReMaxTrainer, {"dtype": "bfloat16"}),
+    "iac": (IACTrainer, {"use_separate_critic": False}),
+    "maac": (MAACTrainer, {"critic_type": "q", "critic_warmup_rollouts": 1, "critic_learning_rate": 1e-3}),
 }
 
 
