@@ -5,7 +5,7 @@ said the pair that the pattern asks for. Each sees its own words alone, so the v
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from mlrl.trainers.reinforce import ReinforceTrainer
 WORDS = ["end", "a", "b", "start"]  # ids 0 … 3; "end" ends a response, and is an action like the others
 TAGS = ["[turn", "1,", "2,", "3,", "agent_0,", "agent_1,", "prompt]", "response]", "[value]"]  # what a critic reads
 PATTERN = [("a", "b"), ("b", "b"), ("b", "a")]
+STEPS = 40
 OPTIMUM = 1.0  # and the worst is 0, so that errors of values are in units of the range
 
 
@@ -68,11 +69,8 @@ def save_models(folder: Path, seed: int) -> tuple[str, str]:
 def make_team(algorithm: str, folder: Path, seed: int = 0, **settings) -> ReinforceTrainer:
     """A trainer of two agents with networks of their own (full tuning)."""
     agent, critic = save_models(folder / "models", seed)
-    defaults = {"agent_learning_rate": 3e-3, "num_generations": 4, "rollout_batch_size": 8}
-    if algorithm != "MAGRPO":
-        defaults["critic_learning_rate"] = 3e-3
-    if algorithm == "MAAC":
-        defaults["critic_model"] = critic
+    own = {"MAGRPO": {}, "IAC": {"critic_learning_rate": 3e-3}}
+    own["MAAC"] = {**own["IAC"], "critic_model": critic}
     return getattr(trainers, f"{algorithm}Trainer")(
         agent_model=agent,
         num_agents=2,
@@ -81,9 +79,13 @@ def make_team(algorithm: str, folder: Path, seed: int = 0, **settings) -> Reinfo
         train_dataset=[{"prompt": "start"}] * 256,
         wandb_config={"config_sections": {"output": {"verbose": False}}},
         args=getattr(trainers, f"{algorithm}Config")(
-            **defaults
-            | {"num_turns": 3, "max_new_tokens": 1, "tuning": "full", "num_train_epochs": 1000, "seed": seed}
-            | {"output_dir": str(folder / "runs"), "eval_interval": 0, "completions_steps": 0}
+            **{"num_turns": 3, "num_generations": 3, "rollout_batch_size": 8, "max_new_tokens": 1, "tuning": "full"}
+            # four passes, for critics that keep up with policies; less and less, or policies near the optimum, where
+            # advantages are divided by almost nothing, are shaken out of it
+            | {"num_updates_per_rollout": 4, "clip_range": 0.2, "agent_learning_rate": 1e-3, "lr_scheduler": "linear"}
+            | {"entropy_coef": 0.1, "max_steps": STEPS, "num_train_epochs": 1000, "seed": seed}
+            | {"output_dir": str(folder / "runs"), "eval_interval": 0, "completions_steps": 0, "save_steps": 0}
+            | own[algorithm]
             | settings
         ),
     )
@@ -139,16 +141,57 @@ class Enumerated:
         return past + float(future[places[agent]] @ reached)
 
 
-def value_errors(trainer: ReinforceTrainer, trees: list[RolloutTree]) -> tuple[float, float]:
+@dataclass
+class Record:
+    """A run as it really was, before each of its updates.
+
+    Attributes:
+        env_steps: joint rewards so far. expected: reward of an episode of the policies as they are.
+        errors: RMS of V − its enumerated value over the batch's nodes and all critics.
+        spreads: std of those values, which is the error of the best constant. Both stay empty without critics.
+    """
+
+    env_steps: list[int] = field(default_factory=list)
+    expected: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
+
+
+def run(trainer: ReinforceTrainer, every: int = 1) -> Record:
+    """Trains to the end and records every so many steps."""
+    record, update, kept = Record(), trainer.update, {}
+
+    def estimate(trees: list[RolloutTree]):
+        kept["trees"] = trees
+        return estimated(trees)
+
+    def watched(samples) -> None:
+        if trainer.step_number % every == 0:
+            exact = Enumerated.of(trainer)
+            record.env_steps.append(trainer.env_step)
+            record.expected.append(exact.expected)
+            if hasattr(trainer, "critics"):
+                error, spread = value_errors(trainer, exact, kept["trees"])
+                record.errors.append(error)
+                record.spreads.append(spread)
+        update(samples)
+
+    estimated, trainer.estimate, trainer.update = trainer.estimate, estimate, watched
+    trainer.train()
+    record.env_steps.append(trainer.env_step)
+    record.expected.append(Enumerated.of(trainer).expected)
+    return record
+
+
+def value_errors(trainer: ReinforceTrainer, exact: Enumerated, trees: list[RolloutTree]) -> tuple[float, float]:
     """RMS over the nodes of a batch of a critic's V − the enumerated value, and of a constant's, over all critics."""
-    exact = Enumerated.of(trainer)
     nodes = [node for tree in trees for node in tree.nodes()]
-    errors, spread = [], []
+    errors, spreads = [], []
     for critic, estimate in zip(trainer.critics, trainer.estimates, strict=True):
         wanted_M = torch.tensor([exact.value(node, critic.reader.agent) for node in nodes], dtype=torch.float64)
         errors.append((estimate.values_MA[:, 0] - wanted_M).square().mean())
-        spread.append(wanted_M.var(correction=0))
-    return float(torch.stack(errors).mean().sqrt()), float(torch.stack(spread).mean().sqrt())
+        spreads.append(wanted_M.var(correction=0))
+    return float(torch.stack(errors).mean().sqrt()), float(torch.stack(spreads).mean().sqrt())
 
 
 def _probabilities(policy, turn: int) -> Tensor:
