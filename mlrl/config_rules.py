@@ -291,9 +291,9 @@ def team_models(
     Raises:
         ConfigError: no model, two answers to one question, or counts that differ.
     """
-    agent_model = _agreed("agent_model", agent_model, config.agent_model)
-    agents = _agreed("agents", agents, config.agents)
-    num_agents = _agreed("num_agents", num_agents, config.num_agents)
+    agent_model = agreed("agent_model", agent_model, config.agent_model)
+    agents = agreed("agents", agents, config.agents)
+    num_agents = agreed("num_agents", num_agents, config.num_agents)
     if agents is None and agent_model is None:
         raise ConfigError("agent_model=None: there is no model. Give agent_model (one for all) or agents (one each).")
     if agents is not None and agent_model is not None:
@@ -320,7 +320,7 @@ def agent_learning_rates(config: Any, num_agents: int) -> list[float]:
     return rates
 
 
-def _agreed(name: str, given: Any, configured: Any) -> Any:
+def agreed(name: str, given: Any, configured: Any) -> Any:
     """The value that was given, or else the configured one; two different values are an error."""
     if given is None or configured is None:
         return configured if given is None else given

@@ -55,6 +55,10 @@ class Mesh:
         """The ranks of an agent's reference policy."""
         return self.extras.get("reference", self.agents[agent])
 
+    def critic(self, agent: int) -> Group:
+        """The ranks of an agent's critic; those of a centralized one are agent 0's."""
+        return self.extras.get("critic", self.agents[agent])
+
 
 def _new_group(ranks: tuple[int, ...], rank: int, world_size: int) -> Group:
     if world_size == 1:

@@ -71,10 +71,14 @@ class ZeroEngine:
             norm = float(combine_grad_norm_groups(self.optimizer._get_norm_groups()))
         else:
             norm = float(self.optimizer.scaled_global_norm())
-        return norm if norm >= 0 else math.inf  # DeepSpeed's word for NaN and inf is -1
+        self._norm = norm if norm >= 0 else math.inf  # DeepSpeed's word for NaN and inf is -1
+        return self._norm
 
     def step(self, grad_norm: float) -> None:
-        """Clips by the norm of all gradients and updates the weights."""
+        """Clips by `grad_norm` (as measured before, perhaps with that of others) and updates the weights."""
+        limit = self.settings.max_grad_norm
+        # DeepSpeed compares its own norm with this
+        self.optimizer.clip_grad = limit * self._norm / grad_norm if limit and grad_norm > limit else 0.0
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         self.engine.step()

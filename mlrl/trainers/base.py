@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from mlrl.agents import Agent
 from mlrl.checkpoint import Entity
 from mlrl.config import TrainerConfig
 from mlrl.config_checks import check_field
@@ -20,8 +21,9 @@ from mlrl.config_file import dump_config, masked
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError, NonFiniteError
-from mlrl.parallel.engine import OptimizerSettings
+from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.launch import Launch
+from mlrl.parallel.zero import ZeroEngine
 from mlrl.resume import Resume
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
@@ -143,15 +145,7 @@ class Trainer:
         self.collector = prepared.load(mesh=self.mesh)
         self.team, self.sampler = self.collector.team, self.collector.sampler
         self._load_extras()
-        self.engines = [
-            make_engine(
-                agents,
-                self.mesh.agents[agents[0].index],
-                self._optimizer_settings(rates[agents[0].index]),
-                self.launch.zero,
-            )
-            for agents in self.team.trainable
-        ]
+        self.engines = [self._make_engine(agents, rates[agents[0].index]) for agents in self.team.trainable]
         self.averager, self.interval = MetricAverager(), LoggingInterval(self.args.logging_steps)
         self.step_number = self.env_step = self.items_done = 0
         self.epoch = 0.0
@@ -482,6 +476,11 @@ class Trainer:
     def _most_items(self) -> int:
         args = self.args
         return args.max_steps * args.rollout_batch_size if args.max_steps is not None else 10**18
+
+    def _make_engine(self, agents: Sequence[Agent], learning_rate: float) -> Engine | ZeroEngine:
+        """The optimization of the weights that these agents train."""
+        group = self.mesh.agents[agents[0].index]
+        return make_engine(agents, group, self._optimizer_settings(learning_rate), self.launch.zero)
 
     def _optimizer_settings(self, learning_rate: float) -> OptimizerSettings:
         args = self.args

@@ -17,8 +17,10 @@ from mlrl.agents import Agent, Team
 from mlrl.calling import shown
 from mlrl.config import AgentArguments, EvaluationConfig, TrainerConfig
 from mlrl.config_checks import check_field, setting_types
+from mlrl.config_critics import ActorCriticArguments, critic_extra_ranks
 from mlrl.config_rules import extra_ranks
 from mlrl.errors import ConfigError
+from mlrl.models.base import Policy
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.group import Group
 from mlrl.parallel.launch import Launch
@@ -124,11 +126,15 @@ def make_mesh(args: TrainerConfig | EvaluationConfig, launch: Launch, num_agents
         num_agents,
         args.placement if placed else "shared",
         args.ranks_per_agent if placed else None,
-        extra_ranks(args) if placed else None,
+        _extra_ranks(args) if placed else None,
     )
     mesh = Mesh.create(launch.rank, launch.world_size, agents, extras)
     Lifeline.start(mesh.world)
     return mesh
+
+
+def _extra_ranks(args: TrainerConfig) -> dict[str, int]:
+    return extra_ranks(args) | (critic_extra_ranks(args) if isinstance(args, ActorCriticArguments) else {})
 
 
 def make_engine(
@@ -141,7 +147,17 @@ def make_engine(
         group: the ranks that hold them.
         zero: ZeRO settings; at stage 3 adapters stay whole beside their sharded base.
     """
-    policy, parameters = agents[0].policy, agents[0].parameters
+    return policy_engine(agents[0].policy, agents[0].parameters, group, settings, zero)
+
+
+def policy_engine(
+    policy: Policy,
+    parameters: Sequence[nn.Parameter],
+    group: Group,
+    settings: OptimizerSettings,
+    zero: dict[str, Any] | None,
+) -> Engine | ZeroEngine:
+    """The same of the weights of one policy, an adapter's or a whole network's."""
     if zero is None or (zero["stage"] == 3 and policy.adapter is not None):
         return Engine(parameters, settings, group)
     if policy.adapter is not None:

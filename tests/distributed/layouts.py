@@ -3,7 +3,8 @@
     accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
 
 SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
-"poisoned": …, "trainer": "IAC", "own_rewards": …, "resume": CHECKPOINT, "args": {setting: value}}]}.
+"poisoned": …, "trainer": "IAC", "own_rewards": …, "critic_model": FOLDER, "resume": CHECKPOINT,
+"args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
 change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's.
 """
@@ -67,6 +68,7 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         agent_model=None if agents else spec["model"],
         agents=agents,
         num_agents=layout.get("num_agents", 2) if not agents else None,
+        **({"critic_model": layout["critic_model"]} if "critic_model" in layout else {}),
         task=Task(reward_func=judge, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
         wandb_config={"config_sections": {"output": {"verbose": False}}},
         args=getattr(trainers, f"{kind}Config")(
@@ -88,11 +90,11 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     here = [agent for agent in trainer.team.agents if agent.is_here]
     held = {agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in here}
     critics = getattr(trainer, "critics", [])
-    values_before = [[p.detach().clone() for p in critic.parameters] for critic in critics]
+    values_before = [critic_weights(critic) for critic in critics]
     trainer.train()
     for critic, old in zip(critics, values_before, strict=True):
-        if trainer.mesh.agents[critic.index].is_first:
-            moved = [b.detach() - a for a, b in zip(old, critic.parameters, strict=True)]
+        moved = [b - a for a, b in zip(old, critic_weights(critic), strict=True)]
+        if trainer.mesh.critic(critic.index).is_first:
             torch.save(moved, out / f"{layout['name']}-critic_{critic.index}.pt")
     for index, (old, new) in enumerate(zip(before, weights(trainer), strict=True)):
         if new is not None and trainer.mesh.agents[index].is_first:
@@ -138,6 +140,12 @@ def weights(trainer) -> list[list[torch.Tensor] | None]:
         with agent.base.whole():
             copies.append([p.detach().clone() for p in agent.parameters])
     return copies
+
+
+def critic_weights(critic) -> list[torch.Tensor]:
+    """Copies of what a critic trains, whole."""
+    with critic.policy.base.whole():
+        return [p.detach().clone() for p in critic.parameters]
 
 
 def main() -> None:

@@ -31,11 +31,21 @@ KINDS = {
     "mixed": {"agents": ["llama", "qwen2", "llama_bos"], "args": {"micro_batch_tokens": 60}},
     "iac": {
         **{"trainer": "IAC", "own_rewards": True},
-        "args": {"num_turns": 2, "num_generations": 2, "critic_learning_rate": 1e-3, "micro_batch_tokens": 60},
+        "args": {
+            **{"num_turns": 2, "num_generations": 2, "critic_learning_rate": 1e-3, "micro_batch_tokens": 60},
+            **{"lora_rank": 4},  # adapters are whole on every rank
+        },
     },
     "iac_on_actor": {
         "trainer": "IAC",
         "args": {"use_separate_critic": False, "num_turns": 2, "num_generations": 2, "reference_kl_coef": 0.1},
+    },
+    "iac_on_actor_full": {
+        "trainer": "IAC",
+        "args": {
+            **{"use_separate_critic": False, "tuning": "full", "num_generations": 2, "value_head_hidden_dim": 8},
+            **{"critic_warmup_rollouts": 1, "max_grad_norm": 0.05, "warmup_steps": 2, "micro_batch_tokens": 60},
+        },
     },
     "maac": {
         "trainer": "MAAC",
@@ -48,8 +58,12 @@ KINDS = {
         "trainer": "MAAC",
         "args": {
             **{"critic_type": "q", "counterfactual_baseline": True, "critic_warmup_rollouts": 1},
-            **{"critic_learning_rate": 1e-3, "num_generations": 3, "micro_batch_tokens": 100},
+            **{"critic_learning_rate": 1e-3, "num_generations": 3, "micro_batch_tokens": 100, "lora_rank": 4},
         },
+    },
+    "maac_other": {
+        **{"trainer": "MAAC", "critic_model": "qwen2"},
+        "args": {"num_generations": 2, "num_turns": 2, "critic_learning_rate": 1e-3, "micro_batch_tokens": 200},
     },
     "madpo": {
         "trainer": "MADPOIter",
@@ -94,6 +108,9 @@ FAST = {
         layout("poisoned_full", 2),
         layout("iac", 2, **SPLIT),
         layout("maac", 0),
+        layout("maac", 3, critic_ranks=1),
+        layout("iac_on_actor_full", 3),
+        layout("maac_other", 2),
     ],
     4: [
         layout("lora", 3, **SPLIT),
@@ -101,6 +118,7 @@ FAST = {
         layout("tree", 3, **SPLIT, ranks_per_agent=[3, 1]),
         layout("mixed", 3, **SPLIT, ranks_per_agent=[1, 2, 1]),
         layout("full_kl", 3, **SPLIT, reference_ranks=2),
+        layout("iac", 3, **SPLIT, critic_ranks=2),
     ],
 }
 
@@ -136,10 +154,7 @@ def every_layout(processes: int) -> list[dict]:
     found = []
     for kind, base in KINDS.items():
         team = len(base.get("agents", ())) or base.get("num_agents", 2)
-        stages = (0, 1, 2, 3)
-        if "trainer" in base:  # critics are not sharded
-            stages = (0,) if "use_separate_critic" in base["args"] else (0, 1, 2)
-        for zero in stages:
+        for zero in (0, 1, 2, 3):
             found.append(layout(kind, zero))
             if processes % team == 0:
                 found.append(layout(kind, zero, **SPLIT))
@@ -147,6 +162,10 @@ def every_layout(processes: int) -> list[dict]:
                 found.append(layout(kind, zero, **SPLIT, ranks_per_agent=BLOCKS[kind][processes]))
     found += [layout(kind, zero, offload=True) for kind in ("lora", "full", "poisoned_full") for zero in (2, 3)]
     found += [layout(kind, zero, reference_ranks=1) for kind in ("clip", "full_kl") for zero in (0, 1, 3)]
+    found += [layout(kind, zero, critic_ranks=1) for kind in ("iac", "maac", "maac_q") for zero in (0, 1, 3)]
+    if processes == 4:
+        found += [layout("iac", zero, **SPLIT, critic_ranks=2) for zero in (0, 2, 3)]
+        found += [layout("maac", zero, critic_ranks=2) for zero in (0, 2, 3)]
     return found
 
 
@@ -165,6 +184,9 @@ def folder(tmp_path_factory):
 
 def run(folder, layouts: list[dict], processes: int) -> None:
     names = [{**one, "agents": [str(folder / a) for a in one["agents"]]} if "agents" in one else one for one in layouts]
+    names = [
+        {**one, "critic_model": str(folder / one["critic_model"])} if "critic_model" in one else one for one in names
+    ]
     spec, out = folder / f"spec-{processes}.json", folder / str(processes)
     out.mkdir(exist_ok=True)
     spec.write_text(json.dumps({"model": str(folder / "llama"), "layouts": names}))
