@@ -214,7 +214,7 @@ def _derive(values: dict[str, Any], sources: dict[str, str], run_name: str) -> N
         derived["num_agents"] = DEFAULT_NUM_AGENTS
         if values["agents"] is not None:
             derived["num_agents"] = len(values["agents"])
-        elif values.get("agents_dir") is not None:
+        elif values.get("agents_dir") is not None and values["collaboration_mode"] != "centralized":
             derived["num_agents"] = count_agents(values["agents_dir"])
     if "agent_learning_rate" in values and values["agent_learning_rate"] is None:
         derived["agent_learning_rate"] = DEFAULT_LEARNING_RATE[values["tuning"]]

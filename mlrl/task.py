@@ -269,6 +269,10 @@ class Environment:
         """The metrics callback's scalars, to be logged under ``eval/``; {} without a callback."""
         return self._hooks.callback_metrics(samples)
 
+    def response_metrics(self, trees: Sequence[Any]) -> dict[str, tuple[float, float]]:
+        """What the environment counts of the responses in rollout trees, as (sum, count)."""
+        return {}
+
     def check_first_row(self) -> None:
         """Makes the first prompts of each data set whose rows can be looked up, so that faults show before the run."""
         for dataset in (self.task.train_dataset, self.task.eval_dataset):

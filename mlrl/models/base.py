@@ -33,7 +33,10 @@ class Shard(Protocol):
 
 
 class Scorer(nn.Module):
-    """Log-probabilities of packed tokens as one module's forward, in which a sharded network fetches its weights."""
+    """Log-probabilities of packed tokens as one module's forward, in which a sharded network fetches its weights.
+
+    Without a temperature it stops at the final hidden states.
+    """
 
     def __init__(self, language_model: LanguageModel):
         super().__init__()
@@ -45,10 +48,14 @@ class Scorer(nn.Module):
         """Read here outside of the layer it belongs to."""
         return self._language_model.head.weight
 
-    def forward(self, packed: PackedTree, temperature: float, entropy: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs and entropies, each flat over all scored tokens, (S,)."""
+    def forward(
+        self, packed: PackedTree, temperature: float | None, entropy: str = "none"
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs and entropies, each flat over all scored tokens, (S,); or (hidden states (T, D), None)."""
         model = self._language_model
         hidden = model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
+        if temperature is None:
+            return hidden, None
         scored = completion_logprobs(
             hidden[packed.predecessors],
             model.head.weight,

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlrl.config import TrainerConfig
+from mlrl.centralized import actors, make_environment
+from mlrl.config import TrainingConfig
 from mlrl.config_file import dump_config, masked
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
@@ -20,7 +21,7 @@ from mlrl.parallel.launch import Launch
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import RunFolder, default_run_name
-from mlrl.task import Environment, Task
+from mlrl.task import Task
 from mlrl.tracking import LoggingInterval, MetricAverager, Tracking, check_report_to, check_wandb_config, is_verbose
 from mlrl.trainers.data import Batch, batches, first_items, total_steps
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
@@ -51,7 +52,7 @@ class Trainer:
         ConfigError: for whatever is wrong, before any weights are read where it can be known by then.
     """
 
-    config_class: ClassVar[type[TrainerConfig]]
+    config_class: ClassVar[type[TrainingConfig]]
     algorithm: ClassVar[str]
     takes_own_rewards: ClassVar[bool] = False
     """Whether a reward may be one number an agent."""
@@ -73,7 +74,7 @@ class Trainer:
         metrics_callback: Callable | None = None,
         model_config: dict[str, Any] | None = None,
         wandb_config: dict[str, Any] | None = None,
-        args: TrainerConfig | None = None,
+        args: TrainingConfig | None = None,
         *,
         task: Task | None = None,
     ):
@@ -89,22 +90,18 @@ class Trainer:
             "metrics_callback": metrics_callback,
         }
         self.args = args if args is not None else self.config_class()
-        if not isinstance(self.args, TrainerConfig):
+        if not isinstance(self.args, TrainingConfig):
             raise ConfigError(f"args={type(self.args).__name__}: not a config. Give a {self.config_class.__name__}")
         self.launch = Launch.detect()
         models = team_models(self.args, agent_model=agent_model, agents=agents, num_agents=num_agents)
+        num_roles = len(models)
+        self.args.check(num_roles)
+        models = actors(models, self.args)
         self.num_agents = len(models)
-        self.args.check(self.num_agents)
         self.mesh = make_mesh(self.args, self.launch, self.num_agents)
         self.world = self.mesh.world
         self.task = whole_task(task, pieces)
-        self.environment = Environment(
-            self.task,
-            self.num_agents,
-            self.args.num_turns,
-            self.args.external_prompt_passthrough,
-            self.takes_own_rewards,
-        )
+        self.environment = make_environment(self.task, num_roles, self.args, self.takes_own_rewards)
         self.wandb_config = _wandb_settings(self.args, wandb_config)
         check_report_to(self.args.report_to)
         if self.args.run_name is not None:
@@ -256,17 +253,14 @@ class Trainer:
             )
 
     def growth(self, **changes: Any) -> Growth:
-        """How training trees are grown; `changes` replace fields."""
+        """How episodes are played in training; `changes` replace fields."""
         args = self.args
         base = Growth(
-            generations=(args.num_generations,) * args.num_turns,
+            generations=(1,) * args.num_turns,
             sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.max_new_tokens),
             seed=args.seed,
-            joint_mode=args.joint_mode,
             threshold=args.early_termination_threshold,
-            scope=args.early_termination_scope,
             reseed=self.step_number,
-            greedy_baseline=args.advantage_mode == "greedy",
             discount=args.discount,
             max_prompt_tokens=args.max_prompt_tokens,
             prompt_limits=self.prompt_limits,
@@ -331,7 +325,7 @@ class Trainer:
 
     def _save_run(self) -> dict[str, Path]:
         """Writes what was trained into the run folder; where each kind lies."""
-        self.save_model(self.run_folder.agents)
+        self.team.save(self.run_folder.agents)
         return {"agents": self.run_folder.agents}
 
     def save_model(self, directory: str | Path) -> None:
@@ -401,7 +395,7 @@ class Trainer:
         return {"peak memory": f"{peak:.2f} GB" + (" a rank" if self.world.size > 1 else "")}
 
 
-def _wandb_settings(args: TrainerConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
+def _wandb_settings(args: TrainingConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
     flags = {"project": args.wandb_project, "entity": args.wandb_entity, "tags": args.wandb_tags, "dir": args.wandb_dir}
     return check_wandb_config(wandb_config, **flags)
 

@@ -11,10 +11,11 @@ The four trainers differ in the baseline alone (`advantage_mode`), which their c
 from __future__ import annotations
 
 import warnings
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
 from mlrl.config_rules import nodes_per_step
+from mlrl.rollout.collect import Growth
 from mlrl.rollout.tree import RolloutTree
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
@@ -47,15 +48,31 @@ class ReinforceTrainer(Trainer):
     def collect(self, batch: Batch) -> list[RolloutTree]:
         """Grows a tree of joint responses for every item."""
         self.console.phase("sampling")
-        trees = self.collector.collect(batch.items, self.growth())
+        trees = self.grow(batch)
         cost = self.collector.cost
         self.env_step += cost.joint_evaluations
         self.generated_tokens += cost.generated_tokens
         has_raw = self.task.reward_processor is not None
         self.averager.update(rollout_metrics(trees, cost, self.args.discount, self.args.num_turns, has_raw))
+        self.averager.update(self.environment.response_metrics(trees))
         self.last_reward = mean_reward(trees)
         self._warn_of_forfeits(trees)
         return trees
+
+    def grow(self, batch: Batch) -> list[RolloutTree]:
+        """The trees themselves."""
+        return self.collector.collect(batch.items, self.growth())
+
+    def growth(self, **changes: Any) -> Growth:
+        """How training trees are grown; `changes` replace fields."""
+        args = self.args
+        tree = {
+            "generations": (args.num_generations,) * args.num_turns,
+            "joint_mode": args.joint_mode,
+            "scope": args.early_termination_scope,
+            "greedy_baseline": args.advantage_mode == "greedy",
+        }
+        return super().growth(**tree | changes)
 
     def _warn_of_forfeits(self, trees: list[RolloutTree]) -> None:
         """Says once that an episode which ends early on a positive reward may have cost the agents later ones."""
