@@ -99,6 +99,7 @@ class ModelWriter:
             writer.tokenizer.get_vocab() == reader.tokenizer.get_vocab() and own == theirs
             for writer, reader, own, theirs in zip(self.team.agents, readers, *stops, strict=False)
         ]
+        self.rows = [reader.source.config.get_text_config().vocab_size for reader in readers]
         lengths = [max_model_length(agent.source) for agent in self.team.agents]
         self.limits = [None if length is None else length - sampling.max_new_tokens for length in lengths]
 
@@ -116,11 +117,15 @@ class ModelWriter:
         sampled = iter(self.collector.draw(asked, self.sampling))
         return [
             [
-                [response if self.same_tokens[agent] else response.text for response in next(sampled)]
+                [response if self._keeps(agent, response) else response.text for response in next(sampled)]
                 for agent in range(len(request.prompts))
             ]
             for request in requests
         ]
+
+    def _keeps(self, agent: int, response: Response) -> bool:
+        """Whether these tokens are the reader's too; a network may have rows beyond its tokenizer's, and draw them."""
+        return self.same_tokens[agent] and max(response.token_ids, default=0) < self.rows[agent]
 
     def _tokens(self, agent: int, prompt: Prompt, request: NodeRequest) -> list[int]:
         """A prompt through the writer's own chat template. Raises TaskError where its model cannot hold it."""

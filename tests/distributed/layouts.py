@@ -5,7 +5,8 @@
 SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
 "poisoned": …, "trainer": "IAC", "own_rewards": …, "args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
-change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's.
+change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's, OUT/<name>-reward_model.pt that of a
+reward model's.
 """
 
 import json
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from mlrl import trainers
+from mlrl.config import field_names
 from mlrl.task import Task
 
 STEPS = 3
@@ -59,9 +61,11 @@ def set_zero(stage: int, offload: bool) -> None:
 
 def train(spec: dict, layout: dict, out: Path) -> None:
     set_zero(layout.get("zero", 0), layout.get("offload", False))
-    args = dict(layout.get("args", {}))
     agents = layout.get("agents")
     kind = layout.get("trainer", "MAGRPO")
+    config = getattr(trainers, f"{kind}Config")
+    args = {"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3}
+    args = {name: value for name, value in args.items() if name in field_names(config)} | layout.get("args", {})
     judge = own_reward if layout.get("own_rewards") else reward
     trainer = getattr(trainers, f"{kind}Trainer")(
         agent_model=None if agents else spec["model"],
@@ -69,14 +73,14 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         num_agents=layout.get("num_agents", 2) if not agents else None,
         task=Task(reward_func=judge, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
         wandb_config={"config_sections": {"output": {"verbose": False}}},
-        args=getattr(trainers, f"{kind}Config")(
+        args=config(
             output_dir=str(out / "runs"),
             run_name=layout["name"],
             eval_interval=2,
             completions_steps=1,
             num_train_epochs=STEPS,
             max_steps=STEPS,
-            **{"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3, **args},
+            **args,
         ),
     )
     if layout.get("poisoned"):
@@ -86,7 +90,12 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     held = {agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in here}
     critics = getattr(trainer, "critics", [])
     values_before = [[p.detach().clone() for p in critic.parameters] for critic in critics]
+    rewarder = getattr(trainer, "reward_model", None)
+    rewarder_before = rewarder and rewarder.state()
     trainer.train()
+    if rewarder is not None and trainer.mesh.reward_model.is_first:
+        moved = [b - a for a, b in zip(rewarder_before, rewarder.state(), strict=True)]
+        torch.save(moved, out / f"{layout['name']}-reward_model.pt")
     for critic, old in zip(critics, values_before, strict=True):
         if trainer.mesh.agents[critic.index].is_first:
             moved = [b.detach() - a for a, b in zip(old, critic.parameters, strict=True)]
