@@ -38,6 +38,9 @@ from mlrl.run_folder import default_run_name
 
 __all__ = ["Run", "config_errors", "dump_config", "parse"]
 
+# Whose settings a task may recommend beside those for all.
+ALGORITHMS = ("mareinforce", "magrpo", "marloo", "maremax", "iac", "maac", "madpo", "marlhf")
+
 # Three ways to say which models; saying it in one way takes back what a weaker level said in another way, and with
 # a model an agent also the number of agents.
 _MODEL_FIELDS = ("agent_model", "agents", "agents_dir")
@@ -119,7 +122,7 @@ def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
             raise ConfigError(f"task_args.{name}={MASK!r}: was a secret, so config.yaml hides it. Give it again.")
     task = load_task(task_spec, task_args)
     task_name = task.name
-    recommended = _recommended(task.recommended, hints, task_name)
+    recommended = _recommended(_for_algorithm(task.recommended, config_class), hints, task_name)
 
     _drop_rate_of_other_tuning(recommended, (defaults | recommended | file_values | flags).get("tuning"))
 
@@ -145,6 +148,22 @@ def _checked(values: dict[str, Any], hints: dict[str, Any], where: str) -> dict[
         return {name: check_field(name, value, hints[name]) for name, value in values.items()}
     except ConfigError as error:
         raise ConfigError(f"{error}{where}") from None
+
+
+def _for_algorithm(recommended: dict[str, Any], config_class: type) -> dict[str, Any]:
+    """A task's recommendations with those that it makes for this script's algorithm in place of the general ones.
+
+    A key such as `madpo` with settings as its value is for that algorithm.
+    """
+    own = {base.__name__.removesuffix("Config").lower() for base in config_class.__mro__}
+    general = {name: value for name, value in recommended.items() if name not in ALGORITHMS}
+    for name in ALGORITHMS:
+        special = recommended.get(name, {})
+        if not isinstance(special, dict):
+            raise ConfigError(f"recommended.{name}={special!r}: are no settings. Give a dict of them.")
+        if name in own:
+            general |= special
+    return general
 
 
 def _recommended(recommended: dict[str, Any], hints: dict[str, Any], task_name: str) -> dict[str, Any]:

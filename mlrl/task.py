@@ -44,7 +44,8 @@ class Task:
     metrics_callback: Callable | None = None
     """`metrics_callback(rollouts)` gets `RolloutSample`s and returns scalars or None."""
     recommended: dict[str, Any] = field(default_factory=dict)
-    """Config fields and the values that suit this task; YAML and flags win over them."""
+    """Config fields and the values that suit this task; YAML and flags win over them. Under `madpo`, `maac` … a dict of
+    those that suit one algorithm better."""
     name: str | None = None
     """Names the run; `load_task` sets it where it is None."""
 

@@ -74,7 +74,7 @@ class RewardModel:
         self.policy, self.source, self.reader, self.discount = policy, source, reader, discount
         self.group = group or Group.alone()
         model = policy.base.language_model
-        width = model.head.weight.shape[1]
+        width = model.config.hidden_size
         self.head = nn.Linear(width, 1, device=model.device, dtype=torch.float32)
         generator = torch.Generator().manual_seed(derive_seed(seed, "reward_head") % 2**63)
         with torch.no_grad():
