@@ -14,6 +14,7 @@ on ZeRO's stage, so a run may go on under another layout.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -75,26 +76,29 @@ def write_checkpoint(
     """
     final = folder / f"checkpoint-{step}"
     writing = folder / f"{_WRITING}{final.name}"
-    _together(world, lambda: _empty_folder(writing) if world.is_first else None, writing, world)
-    written = _together(world, lambda: _write_entities(writing, entities), writing, world)
-    manifest = {name: facts for part in written for name, facts in part.items()}
 
     def finish() -> None:
-        if not world.is_first:
-            return
         _write_state(writing / _STATE, {"format": FORMAT, **state, "step": step, "files": manifest})
         for place in sorted({path.parent for path in writing.rglob("*")} | {writing}):
             _flush(place)
         _put(writing, final)
-        write_latest(folder, final.name)
-        prune(folder, limit)
 
-    _together(world, finish, writing, world)
+    def tidy() -> None:
+        write_latest(folder, final.name)
+        prune(folder, step, limit)
+
+    together = functools.partial(_together, world, f"no checkpoint in {folder}", writing)
+    together(lambda: _empty_folder(writing) if world.is_first else None)
+    written = together(lambda: _write_entities(writing, entities))
+    manifest = {name: facts for part in written for name, facts in part.items()}
+    together(lambda: finish() if world.is_first else None)
+    message = f"{final} is whole, but what is beside it could not be put in order"
+    _together(world, message, None, lambda: tidy() if world.is_first else None)
     return final
 
 
-def _together(world: Group, act: Callable[[], Any], writing: Path, ranks: Group) -> list[Any]:
-    """Every rank acts, then all learn whether one failed."""
+def _together(world: Group, message: str, writing: Path | None, act: Callable[[], Any]) -> list[Any]:
+    """Every rank acts, then all learn whether one failed; `writing` is removed then."""
     from safetensors import SafetensorError
 
     result, problem = None, None
@@ -102,18 +106,21 @@ def _together(world: Group, act: Callable[[], Any], writing: Path, ranks: Group)
         result = act()
     except (OSError, SafetensorError) as error:
         problem = f"{type(error).__name__}: {error}"
-    outcomes = ranks.gather((result, problem))
+    outcomes = world.gather((result, problem))
     problems = [text for _, text in outcomes if text is not None]
     if problems:
-        if world.is_first:
+        if world.is_first and writing is not None:
             shutil.rmtree(writing, ignore_errors=True)
-        raise CheckpointError(f"no checkpoint in {writing.parent}: {problems[0]}")
+        raise CheckpointError(f"{message}: {problems[0]}")
     return [result for result, _ in outcomes]
 
 
 def _empty_folder(folder: Path) -> None:
     for stale in folder.parent.glob(f"{_WRITING}*") if folder.parent.is_dir() else []:
-        shutil.rmtree(stale)
+        if stale.is_dir():
+            shutil.rmtree(stale)
+        else:
+            stale.unlink()
     folder.mkdir(parents=True)
 
 
@@ -188,9 +195,10 @@ def write_latest(folder: Path, name: str) -> None:
     _flush(folder)
 
 
-def prune(folder: Path, limit: int | None) -> None:
-    """Removes all checkpoints but the newest `limit`."""
-    for old in checkpoints_in(folder)[limit:] if limit is not None else []:
+def prune(folder: Path, step: int, limit: int | None) -> None:
+    """Removes all checkpoints up to a step but the newest `limit` of them (None: removes none)."""
+    before = [checkpoint for checkpoint in checkpoints_in(folder) if step_of(checkpoint) <= step]
+    for old in before[limit:] if limit is not None else []:
         remove(old)
 
 

@@ -34,6 +34,7 @@ from mlrl.config_help import field_defaults, format_help
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
 from mlrl.errors import ConfigError, TaskError
 from mlrl.flags import read_flags
+from mlrl.resume import check_resume_request
 from mlrl.run_folder import default_run_name
 
 __all__ = ["Run", "config_errors", "dump_config", "parse"]
@@ -137,7 +138,11 @@ def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
     config.sources.update(sources)
     is_first_process = int(os.environ.get("RANK", "0")) == 0  # the others may come when the folder has been made
     if "run_name" in values and is_first_process:
-        check_run_folder(config.output_dir, config.run_name)
+        if config.resume_from_checkpoint is None:
+            check_run_folder(config.output_dir, config.run_name)
+        else:
+            own_name = None if sources["run_name"] == "derived" else config.run_name
+            check_resume_request(config.resume_from_checkpoint, config.output_dir, own_name)
     return Run(config=config, task=task, task_name=task_name, sources=sources, script=script)
 
 

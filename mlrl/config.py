@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from mlrl import config_rules as rules
+from mlrl.config_checkpoints import CheckpointArguments, check_checkpoints
 from mlrl.config_checks import check_fields, check_names
 from mlrl.config_critics import (
     CentralizedCriticArguments,
@@ -215,7 +216,7 @@ class RunArguments:
     output_dir: str = "runs"
     """Folder of the run folders"""
     run_name: str | None = None
-    """Name of the run folder, which must be new; None: <script>-<task>-<time>"""
+    """Name of the run folder, new unless resumed; None: <script>-<task>-<time>"""
     wandb_project: str | None = None
     """Weights & Biases project"""
     wandb_entity: str | None = None
@@ -274,6 +275,7 @@ class TrainerConfig(
     PolicyLossArguments,
     EvaluationArguments,
     RunArguments,
+    CheckpointArguments,
     TrainingConfig,
 ):
     """Settings of a policy-gradient trainer; the algorithms' configs differ in their defaults."""
@@ -293,6 +295,7 @@ class TrainerConfig(
             *self.check_baseline(num_agents),
             *rules.check_updates(self, num_agents),
             *rules.check_run(self),
+            *check_checkpoints(self),
         ]
 
     def check_baseline(self, num_agents: int | None) -> list[str]:

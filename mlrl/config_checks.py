@@ -67,6 +67,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "eval_interval": (lambda v: v >= 0, "0 (only by hand) or more"),
     "logging_steps": _ONE_OR_MORE,
     "completions_steps": (lambda v: v >= 0, "0 (never) or more"),
+    "save_steps": (lambda v: v >= 0, "0 (no checkpoints) or more"),
+    "save_total_limit": (lambda v: v >= 1, "1 or more, or None for all"),
     "ranks_per_agent": _ONE_OR_MORE,
     "critic_ranks": (lambda v: v == "agents" or v >= 1, "agents"),
     "reference_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),

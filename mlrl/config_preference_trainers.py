@@ -14,6 +14,7 @@ from mlrl.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from mlrl.config_checkpoints import CheckpointArguments, check_checkpoints
 from mlrl.config_checks import check_fields
 from mlrl.config_critics import (
     CentralizedCriticArguments,
@@ -53,6 +54,7 @@ class MADPOConfig(
     LearningArguments,
     EvaluationArguments,
     RunArguments,
+    CheckpointArguments,
     TrainingConfig,
 ):
     """Settings of MADPO: direct preference optimization of the joint margin."""
@@ -83,6 +85,7 @@ class MADPOConfig(
             *check_preferences(self, num_agents),
             *check_dpo(self),
             *rules.check_run(self),
+            *check_checkpoints(self),
         ]
 
 

@@ -278,7 +278,10 @@ def check_run_folder(output_dir: str, run_name: str) -> None:
     """The run folder is new and can be made."""
     folder = Path(output_dir) / run_name
     if folder.exists():
-        raise ConfigError(f"run_name={run_name!r}: {folder} exists already. Give another run_name or output_dir.")
+        raise ConfigError(
+            f"run_name={run_name!r}: {folder} exists already. Give another run_name or output_dir, "
+            "or --resume_from_checkpoint latest to go on with it."
+        )
     _check_writable("output_dir", output_dir, Path(output_dir))
 
 

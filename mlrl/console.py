@@ -48,7 +48,7 @@ class Console:
             plain = not (file or sys.stdout).isatty() or self._rich.is_dumb_terminal
         self.plain = plain
         self._live: Live | None = None
-        self._first_evaluation: dict[str, Any] | None = None
+        self.first_evaluation: dict[str, Any] | None = None  # of the whole run, also where it goes on
         self._last_evaluation: dict[str, Any] | None = None
         self._started = clock()
         self._phase = ("", clock())  # name, since when
@@ -120,9 +120,9 @@ class Console:
         """Show an evaluation as a table, beside the first evaluation of this run; outside of training without step."""
         if self._step == self._first_step:
             self._first_time = self._clock()  # an evaluation before training is no part of the time a step takes
-        with_change = self._first_evaluation is not None
+        with_change = self.first_evaluation is not None
         self._last_evaluation = dict(metrics)
-        first = self._first_evaluation = self._first_evaluation or self._last_evaluation
+        first = self.first_evaluation = self.first_evaluation or self._last_evaluation
         if not self.enabled:
             return
         title = "evaluation" if step is None else f"evaluation at step {step}"
@@ -145,6 +145,11 @@ class Console:
         """Show one line, above the live display."""
         if self.enabled and self.verbose:
             self._print(Text(text))
+
+    def warn(self, text: str) -> None:
+        """Show what went wrong without ending the run; also where progress is not shown."""
+        if self.enabled:
+            self._print(Text(f"warning: {text}"))
 
     def finish(self, saved: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> None:
         """End the display: evaluation reward of the first and the last evaluation, and where things were saved.
@@ -170,7 +175,7 @@ class Console:
             live.stop()
 
     def _before_after(self) -> dict[str, str]:
-        first, last = self._first_evaluation or {}, self._last_evaluation or {}
+        first, last = self.first_evaluation or {}, self._last_evaluation or {}
         turns = {name: match[1] for name in last if (match := REWARD_NAME.fullmatch(name))}
         arrow = "->" if self.plain else "→"
         lines = {}

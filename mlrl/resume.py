@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlrl.checkpoint import checkpoints_in, damage, is_checkpoint_name, is_half_written, read_checkpoint_metadata
+from mlrl.checkpoint import (
+    checkpoints_in,
+    damage,
+    is_checkpoint_name,
+    is_half_written,
+    read_checkpoint_metadata,
+    step_of,
+)
 from mlrl.errors import ConfigError
 from mlrl.run_folder import RunFolder, to_jsonable
 
@@ -69,28 +76,36 @@ def check_resume_request(where: str, output_dir: str, run_name: str | None) -> N
         )
 
 
-def find_resume(where: str, output_dir: str, run_name: str | None) -> Resume:
+def find_resume(where: str, output_dir: str, run_name: str | None, checkpoint_dir: str | Path | None = None) -> Resume:
     """The newest whole checkpoint of a run (`latest`, a run folder) or up to a given one (checkpoint-N).
 
+    Args:
+        run_name: the user's own, else None.
+        checkpoint_dir: where `latest` is looked for, in place of the run folder.
+
     Raises:
-        ConfigError: see `check_resume_request`; every checkpoint is damaged; a finished run that kept none.
+        ConfigError: see `check_resume_request`; every checkpoint is damaged; a newer one of the same run exists; a
+            finished run that kept none.
     """
-    check_resume_request(where, output_dir, run_name)
     named = Path(output_dir) / run_name if run_name is not None else None
-    if where == LATEST:
-        folder, newest, run = RunFolder(named).checkpoints, None, named
+    newest = None
+    if where == LATEST and checkpoint_dir is not None:
+        folder, run = Path(checkpoint_dir), named
+    elif where == LATEST:
+        check_resume_request(where, output_dir, run_name)
+        folder, run = RunFolder(named).checkpoints, named
     else:
-        given = Path(where)
-        if is_checkpoint_name(given.resolve().name):
-            folder, newest = given.resolve().parent, given.resolve()
+        check_resume_request(where, output_dir, run_name)
+        given = Path(where).resolve()
+        if is_checkpoint_name(given.name):
+            folder, newest = given.parent, given
         else:
             folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
-            newest = None
         run = folder if folder == given else folder.parent
     notes: list[str] = []
     checkpoint = _newest_whole(folder, newest, notes)
     state = {} if checkpoint is None else read_checkpoint_metadata(checkpoint)
-    if not RunFolder(run).config.is_file():
+    if run is None or not RunFolder(run).config.is_file():
         run = Path(state["run_folder"]) if state and RunFolder(state["run_folder"]).config.is_file() else None
     if named is not None and run is not None and named.resolve() != run.resolve():
         run = None  # a new run that branches off
@@ -102,8 +117,22 @@ def find_resume(where: str, output_dir: str, run_name: str | None) -> Resume:
             )
         notes.append(f"no checkpoint in {folder}: the run starts from step 0")
     else:
+        _check_newest(checkpoint, newest, run, where)
         notes.append(f"resumed from {checkpoint}")
     return Resume(checkpoint, run, state, notes)
+
+
+def _check_newest(checkpoint: Path, newest: Path | None, run: Path | None, where: str) -> None:
+    """A run does not go back behind a checkpoint that it has: what came after would be written over."""
+    if newest is None or run is None:
+        return
+    later = [path for path in checkpoints_in(checkpoint.parent) if step_of(path) > step_of(checkpoint)]
+    for path in later:
+        if path != newest and damage(path) is None:
+            raise ConfigError(
+                f"resume_from_checkpoint={where!r}: {path} of the same run is newer. Resume from that, or give another "
+                "run_name to branch off"
+            )
 
 
 def _newest_whole(folder: Path, newest: Path | None, notes: list[str]) -> Path | None:
@@ -152,7 +181,8 @@ def check_unchanged(resume: Resume, config: dict[str, Any], fingerprints: dict[s
                 continue
             raise ConfigError(
                 f"{name}={new[name]!r}: it was {old[name]!r} in {resume.checkpoint} ({old[name]!r} → {new[name]!r}). "
-                f"Set it back, or say --allow_changed {name}"
+                f"Set it back ({resume.run_folder or 'the run folder'}/config.yaml has all settings), or say "
+                f"--allow_changed {name}"
             )
 
 

@@ -62,6 +62,12 @@ def _one_line(text: str) -> str:
     return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
+def keep_config(folder: "RunFolder", step: int) -> None:
+    """Puts config.yaml aside as config_until_<step>.yaml, where a run goes on with settings of its own."""
+    if folder.config.exists():
+        folder.config.replace(folder.path / f"config_until_{step}.yaml")
+
+
 class RunFolder:
     """The paths of one run; making the object touches no disk, so every rank may hold one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -80,6 +81,25 @@ def _loaded_source(model: Any) -> Source:
             "Give its PeftModel to train those on, or load the model afresh"
         )
     return source
+
+
+def weights_fingerprint(source: Source) -> str:
+    """Tells one model from another, without reading it all: its configuration, and of local files size and beginning.
+
+    Not the place it lies in, so that a model may be moved. A loaded model is told by its configuration alone.
+    """
+    digest = hashlib.blake2b(digest_size=6)
+    facts = {key: value for key, value in source.config.to_dict().items() if not key.startswith("_")}
+    for passing in ("transformers_version", "dtype", "torch_dtype", "use_cache"):
+        facts.pop(passing, None)
+    digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    for place in (source.base, source.adapter):
+        if isinstance(place, str) and Path(place).is_dir():
+            for file in sorted(Path(place).glob("*.safetensors")):
+                digest.update(f"{file.name} {file.stat().st_size}".encode())
+                with file.open("rb") as content:
+                    digest.update(content.read(1 << 20))
+    return f"{facts.get('model_type')} {digest.hexdigest()}"
 
 
 def load_tokenizers(sources: Sequence[Source], given: Any = None) -> list[PreTrainedTokenizerBase]:

@@ -48,6 +48,14 @@ class MetricAverager:
         for name, (total, count) in pairs.items():
             self.add(name, total, count)
 
+    def state(self) -> dict[str, list[float]]:
+        """What a checkpoint has to hold: name → [sum, count]."""
+        return {name: list(pair) for name, pair in self._pairs.items()}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Goes on with what `state` gave."""
+        self._pairs = {name: (total, count) for name, (total, count) in state.items()}
+
     def flush(self, reduce: Callable[[dict[str, SumCount]], Mapping[str, SumCount]] | None = None) -> dict[str, float]:
         """Means of everything added since the last flush, sorted by name; a metric with count 0 is left out.
 
@@ -136,6 +144,13 @@ def check_wandb_config(wandb_config: Mapping[str, Any] | None, **flags: Any) -> 
             )
         settings[key] = value
     return settings
+
+
+def resumed_wandb(identity: Mapping[str, str] | None, wandb_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `wandb_config` of a run that goes on: the same W&B run again, unless the user names one."""
+    if not identity or "id" in wandb_config:
+        return dict(wandb_config)
+    return {**wandb_config, "id": identity["id"], "resume": wandb_config.get("resume", "allow")}
 
 
 def is_verbose(wandb_config: Mapping[str, Any] | None) -> bool:
@@ -272,6 +287,13 @@ class Tracking:
                     tracker.log({"env_step": int(env_step), "epoch": float(epoch), **drawn}, step=int(env_step))
             except Exception as error:  # see _start
                 self._warn(tracker.name, "failed to log", error)
+
+    def wandb_identity(self) -> dict[str, str] | None:
+        """id, project and entity of the W&B run, None without one; a run that goes on continues it."""
+        for tracker in self._trackers:
+            if tracker.name == "wandb":
+                return {name: getattr(tracker.tracker, name, None) for name in ("id", "project", "entity")}
+        return None
 
     def finish(self) -> None:
         """Close the trackers; call it once after training. Later rows still reach ``metrics.jsonl``."""

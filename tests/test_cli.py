@@ -92,7 +92,12 @@ def test_each_level_wins_over_those_before_it(task, tmp_path):
 
 
 def test_a_task_recommends_for_one_algorithm(task, capsys):
-    task.recommended = {"max_new_tokens": 33, "lora_rank": 33, "magrpo": {"lora_rank": 4}, "maac": {"max_new_tokens": 5}}
+    task.recommended = {
+        "max_new_tokens": 33,
+        "lora_rank": 33,
+        "magrpo": {"lora_rank": 4},
+        "maac": {"max_new_tokens": 5},
+    }
     config = parse().config
     assert (config.max_new_tokens, config.lora_rank, config.sources["lora_rank"]) == (33, 4, "task")
     task.recommended = {"magrpo": {"lora_rnk": 4}}

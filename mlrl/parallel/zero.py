@@ -87,6 +87,11 @@ class ZeroEngine:
                 gradient.fill_(math.inf)
         self.engine.step()
 
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next update."""
+        return self.settings.rate(self.updates)
+
     def state(self, kind: str) -> Iterator[torch.Tensor]:
         """As of `mlrl.parallel.engine.Engine`: put together from the ranks, one parameter after another."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
+
+from mlrl.checkpoint import Entity
 from mlrl.config import IACConfig, MAACConfig, TrainerConfig
 from mlrl.config_critics import critic_learning_rate, critic_models, warmup_rollouts
 from mlrl.critic_loading import check_critic_models, load_critics
@@ -26,6 +29,7 @@ from mlrl.losses.value import ExplainedVariance
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.group import Group
 from mlrl.rollout.tree import RolloutTree
+from mlrl.trainers.checkpointing import critic_entity
 from mlrl.trainers.critic_report import CriticReport, estimate_over, report_over, set_advantages
 from mlrl.trainers.critic_update import ActorCriticUpdate, CriticTraining
 from mlrl.trainers.metrics import advantage_metrics
@@ -173,6 +177,25 @@ class ActorCriticTrainer(ReinforceTrainer):
             CriticTraining(critic, estimate, engine, self._group(critic.index), coef)
             for critic, estimate, engine in zip(self.critics, self.estimates, engines, strict=True)
         ]
+
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    def entities(self) -> list[Entity]:
+        critics = zip(self.critics, self.critic_engines, strict=True) if self.separate else ()
+        return [*super().entities(), *(critic_entity(critic, engine) for critic, engine in critics)]
+
+    def _heads(self) -> dict[str, nn.Module]:
+        return {} if self.separate else {f"head_{critic.index}": critic.head for critic in self.critics}
+
+    def progress(self) -> dict[str, Any]:
+        sums = [[*key, *dataclasses.astuple(explained)] for key, explained in self._explained.items()]
+        return super().progress() | {"explained_variance": sums}
+
+    def restore_progress(self, progress: dict[str, Any]) -> None:
+        super().restore_progress(progress)
+        self._explained = {
+            (turn, critic): ExplainedVariance(*sums) for turn, critic, *sums in progress["explained_variance"]
+        }
 
     # Logging and saving ----------------------------------------------------------------------------------------------
 

@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from mlrl.centralized import actors, make_environment
+from mlrl.checkpoint import Entity
 from mlrl.config import TrainingConfig
+from mlrl.config_checks import check_field
 from mlrl.config_file import dump_config, masked
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError
 from mlrl.parallel.engine import OptimizerSettings
 from mlrl.parallel.launch import Launch
+from mlrl.resume import Resume
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
-from mlrl.run_folder import RunFolder, default_run_name
+from mlrl.run_folder import RunFolder, default_run_name, keep_config
 from mlrl.task import Task
-from mlrl.tracking import LoggingInterval, MetricAverager, Tracking, check_report_to, check_wandb_config, is_verbose
+from mlrl.tracking import (
+    LoggingInterval,
+    MetricAverager,
+    Tracking,
+    check_report_to,
+    check_wandb_config,
+    is_verbose,
+    resumed_wandb,
+)
+from mlrl.trainers.checkpointing import (
+    Checkpoints,
+    Schedule,
+    agent_entity,
+    cut_back,
+    fingerprints,
+    resolve_resume,
+    restore,
+)
 from mlrl.trainers.data import Batch, batches, first_items, total_steps
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
@@ -104,7 +127,7 @@ class Trainer:
         self.environment = make_environment(self.task, num_roles, self.args, self.takes_own_rewards)
         self.wandb_config = _wandb_settings(self.args, wandb_config)
         check_report_to(self.args.report_to)
-        if self.args.run_name is not None:
+        if self.args.run_name is not None and self.args.resume_from_checkpoint is None:
             check_run_folder(self.args.output_dir, self.args.run_name)
         self.total_steps = self._total_steps()
         rates = agent_learning_rates(self.args, self.num_agents)
@@ -113,6 +136,10 @@ class Trainer:
         )
         self.dtype, self.prompt_limits = prepared.dtype, prepared.prompt_limits
         self._check_extras()
+        self._fingerprints = functools.cache(
+            lambda: fingerprints(self.algorithm, self.task, prepared.sources, prepared.dtype)
+        )
+        self._resume = self._find_resume(self.args.resume_from_checkpoint)
 
         self.collector = prepared.load(mesh=self.mesh)
         self.team, self.sampler = self.collector.team, self.collector.sampler
@@ -126,7 +153,7 @@ class Trainer:
             )
             for agents in self.team.trainable
         ]
-        self.averager = MetricAverager()
+        self.averager, self.interval = MetricAverager(), LoggingInterval(self.args.logging_steps)
         self.step_number = self.env_step = self.items_done = 0
         self.epoch = 0.0
         self.generated_tokens = 0
@@ -149,25 +176,48 @@ class Trainer:
 
     # Training --------------------------------------------------------------------------------------------------------
 
-    def train(self) -> None:
-        """Trains to the last step, evaluates as asked, and saves the agents in the run folder."""
+    def train(
+        self,
+        resume_from_checkpoint: str | Path | None = None,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_interval: int = 1,
+    ) -> None:
+        """Trains to the last step, evaluates as asked, and saves the agents in the run folder.
+
+        Args:
+            resume_from_checkpoint: in place of the setting: "latest", checkpoint-N, or a folder of such.
+            checkpoint_dir: writes checkpoint-N there, every `checkpoint_interval` epochs, in place of every
+                `save_steps` steps into the run folder.
+
+        Raises:
+            ConfigError: there is nothing to train on, or a checkpoint is of another run.
+            mlrl.parallel.signals.Stopped: a signal asked for it; the run can be resumed.
+        """
         if self.task.train_dataset is None:
             raise ConfigError("train_dataset=None: there is nothing to train on. Give one to the trainer or the task")
+        check_field("checkpoint_interval", checkpoint_interval, int)
         args = self.args
+        if resume_from_checkpoint is not None:
+            self._resume = self._find_resume(resume_from_checkpoint, checkpoint_dir)
         self.run_folder = self._make_run_folder()
-        self.tracking = Tracking(
-            self.run_folder,
-            args.report_to,
-            self.wandb_config,
-            masked(dataclasses.asdict(args)),  # what reaches a tracker has left this machine
-            is_main=self.launch.is_main,
-        )
-        interval = LoggingInterval(args.logging_steps, self.env_step)
-        verbose = is_verbose(self.wandb_config)
-        with Console(enabled=self.launch.is_main, verbose=verbose, log_interval=args.logging_steps) as self.console:
+        with Console(
+            enabled=self.launch.is_main, verbose=is_verbose(self.wandb_config), log_interval=args.logging_steps
+        ) as self.console:
+            self._go_on()
+            self.tracking = Tracking(
+                self.run_folder,
+                args.report_to,
+                self._wandb_settings(),
+                masked(dataclasses.asdict(args)),  # what reaches a tracker has left this machine
+                is_main=self.launch.is_main,
+            )
+            schedule = self._checkpoint_schedule(checkpoint_dir, checkpoint_interval)
+            self.checkpoints = Checkpoints(self, schedule, self._fingerprints(), self._resume)
             try:
                 self.console.header(self._describe())
-                self._run_steps(interval)
+                with self.checkpoints.requests if schedule.folder is not None else nullcontext():
+                    self._run_steps()
+                self.checkpoints.at_end()
                 self._log_training()
                 if args.eval_interval:
                     self._evaluate_and_log()
@@ -176,18 +226,77 @@ class Trainer:
             finally:
                 self.tracking.finish()
 
-    def _run_steps(self, interval: LoggingInterval) -> None:
+    def _run_steps(self) -> None:
         """All steps, with the evaluations and log lines between them."""
         dataset = self.task.train_dataset
         length = len(dataset) if hasattr(dataset, "__len__") else None
         items = None if length is None else min(length * self.args.num_train_epochs, self._most_items())
-        self.console.start(self.total_steps, items)
+        self.console.start(self.total_steps, items, self.step_number)
         for batch in self._batches():
             if self.args.eval_interval and (batch.first or self._crossed(batch)):
                 self._evaluate_and_log()
+                self.checkpoints.stop_if_asked()
             self._run_step(batch)
-            if interval.due(self.env_step):
+            if self.interval.due(self.env_step):
                 self._log_training()
+            self.checkpoints.after_step(batch)
+
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    def entities(self) -> list[Entity]:
+        """What is trained and lives here, as checkpoints hold it."""
+        return [
+            agent_entity(agents, engine, self._heads())
+            for agents, engine in zip(self.team.trainable, self.engines, strict=True)
+        ]
+
+    def _heads(self) -> dict[str, nn.Module]:
+        """Modules on the agents' networks that their engines train too, by name."""
+        return {}
+
+    def progress(self) -> dict[str, Any]:
+        """What else the next step depends on, of what JSON can hold; the same on all ranks."""
+        return {
+            "items_done": self.items_done,
+            "generated_tokens": self.generated_tokens,
+            "averages": self.averager.state(),
+            "logged_at": self.interval.last,
+            "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "evaluated_at": self._evaluated_at,
+            "first_evaluation": self.console.first_evaluation,
+        }
+
+    def restore_progress(self, progress: dict[str, Any]) -> None:
+        """Takes over what `progress` gave."""
+        self.items_done, self.generated_tokens = progress["items_done"], progress["generated_tokens"]
+        self.averager.restore(progress["averages"])
+        self.interval.last = progress["logged_at"]
+        self._nonfinite_in_a_row, self._evaluated_at = progress["nonfinite_in_a_row"], progress["evaluated_at"]
+        self.console.first_evaluation = progress["first_evaluation"]
+
+    def _find_resume(self, where: str | Path | None, checkpoint_dir: str | Path | None = None) -> Resume:
+        return resolve_resume(where, self.args, self.world, self._fingerprints, checkpoint_dir)
+
+    def _go_on(self) -> None:
+        """Puts a checkpoint in place, if there is one to go on from."""
+        for note in self._resume.notes:
+            self.console.note(note)
+        restore(self, self._resume)
+        for note in self.world.from_first(lambda: cut_back(self.run_folder, self._resume)):
+            self.console.note(note)
+
+    def _checkpoint_schedule(self, checkpoint_dir: str | Path | None, interval: int) -> Schedule:
+        limit = self.args.save_total_limit
+        if checkpoint_dir is not None:
+            return Schedule(Path(checkpoint_dir), epochs=interval, limit=limit)
+        steps = self.args.save_steps
+        return Schedule(self.run_folder.checkpoints if steps else None, steps=steps, limit=limit)
+
+    def _wandb_settings(self) -> dict[str, Any]:
+        identity = self._resume.state.get("wandb") if self._resume.run_folder is not None else None
+        return resumed_wandb(identity, self.wandb_config)
+
+    # The run folder --------------------------------------------------------------------------------------------------
 
     def _make_run_folder(self) -> RunFolder:
         """One folder for all ranks, made by the first.
@@ -198,10 +307,16 @@ class Trainer:
         args = self.args
 
         def create() -> RunFolder:
-            folder = RunFolder.create(
-                args.output_dir, args.run_name, default_run_name(self.algorithm.lower(), self.task.name or "task")
-            )
+            resume = self._resume
             extra = {"algorithm": self.algorithm, "task": self.task.name or "task", "processes": self.world.size}
+            if resume.checkpoint is not None:
+                extra["resumed_from"] = str(resume.checkpoint)
+            if resume.run_folder is not None:
+                folder = RunFolder(resume.run_folder)
+                keep_config(folder, resume.state.get("step", 0))
+            else:
+                name = default_run_name(self.algorithm.lower(), self.task.name or "task")
+                folder = RunFolder.create(args.output_dir, args.run_name, name)
             dump_config(args, args.sources, folder.config, extra)
             return RunFolder(folder.path.absolute()) if self.world.size > 1 else folder
 
@@ -217,7 +332,13 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """The batches of all steps; the first rank alone reads rows, so that all train on the same."""
         args = self.args
-        rows = batches(self.task.train_dataset, args.rollout_batch_size, args.num_train_epochs, args.max_steps)
+        rows = batches(
+            self.task.train_dataset,
+            args.rollout_batch_size,
+            args.num_train_epochs,
+            args.max_steps,
+            self.checkpoints.place,
+        )
         while (batch := self.world.from_first(lambda: next(rows, None))) is not None:
             yield batch
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mlrl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a run has come in its data: whole epochs, items of this one, items and batches of all."""
+
+    epoch: int = 0
+    position: int = 0
+    ordinal: int = 0
+    batches: int = 0
 
 
 @dataclass(frozen=True)
@@ -18,12 +28,25 @@ class Batch:
         items: (ordinal, row), ordinals counting all items of the run.
         epoch: epochs done before this batch, whole; first: whether it opens its epoch.
         position: items of this epoch before the batch; length: items of an epoch, None while unknown.
+        number: batches of the run before it.
     """
 
     items: list[tuple[int, dict]]
     epoch: int
     position: int
     length: int | None
+    number: int = 0
+
+    @property
+    def before(self) -> Place:
+        """How far the run had come when this batch was drawn."""
+        return Place(self.epoch, self.position, self.items[0][0], self.number)
+
+    @property
+    def after(self) -> Place:
+        """How far it has come when this batch is done."""
+        count = len(self.items)
+        return Place(self.epoch, self.position + count, self.items[0][0] + count, self.number + 1)
 
     @property
     def first(self) -> bool:
@@ -35,21 +58,41 @@ class Batch:
         return self.epoch + ((self.position + len(self.items)) / self.length if self.length else 0.0)
 
 
-def batches(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None) -> Iterator[Batch]:
+def batches(
+    dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None, start: Place = Place()
+) -> Iterator[Batch]:
     """Batches of a data set in its own order, epoch after epoch, the last of an epoch maybe smaller.
 
-    Reads no row that it does not give. Raises ConfigError where an epoch has no rows.
+    Reads no row that it does not give, apart from those before `start` where a data set cannot skip them.
+
+    Args:
+        start: where to go on.
+
+    Raises:
+        ConfigError: an epoch has no rows.
     """
     length = len(dataset) if hasattr(dataset, "__len__") else None
-    ordinal, left = itertools.count(), math.inf if max_steps is None else max_steps
-    for epoch in range(num_epochs):
-        rows, position = iter(dataset), 0
-        while left > 0 and (chunk := list(itertools.islice(rows, batch_size))):
-            yield Batch([(next(ordinal), dict(row)) for row in chunk], epoch, position, length)
+    ordinal, number = itertools.count(start.ordinal), start.batches
+    last = math.inf if max_steps is None else max_steps
+    for epoch in range(start.epoch, num_epochs):
+        position = start.position if epoch == start.epoch else 0
+        rows = _rows_from(dataset, position)
+        while number < last and (chunk := list(itertools.islice(rows, batch_size))):
+            yield Batch([(next(ordinal), dict(row)) for row in chunk], epoch, position, length, number)
             position += len(chunk)
-            left -= 1
-        if left > 0 and position == 0:
+            number += 1
+        if number < last and position == 0:
             raise ConfigError(f"train_dataset: epoch {epoch + 1} has no rows. Give a data set that can be read again")
+
+
+def _rows_from(dataset: Iterable[dict], position: int) -> Iterator[dict]:
+    if position == 0:
+        return iter(dataset)
+    if hasattr(dataset, "skip"):  # those of `datasets`
+        return iter(dataset.skip(position))
+    if isinstance(dataset, Sequence):
+        return (dataset[index] for index in range(position, len(dataset)))
+    return itertools.islice(iter(dataset), position, None)
 
 
 def total_steps(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None) -> int | None:

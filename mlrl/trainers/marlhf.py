@@ -21,7 +21,6 @@ from mlrl.preference.reward_model import RewardModel, learned_rewards, make_rewa
 from mlrl.preference.reward_training import FitReport, FitSettings, fit
 from mlrl.rollout.tree import RolloutTree
 from mlrl.sources import resolve_source
-from mlrl.tracking import LoggingInterval
 from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
 from mlrl.trainers.data import Batch, batches
 from mlrl.trainers.metrics import mean_reward, reward_sums
@@ -55,15 +54,14 @@ class MARLHFTrainer(PreferenceTrainer):
 
     def learn(self, round: int, pairs: list[PreferencePair]) -> None:
         """Fits the reward model, then trains the policy on it."""
-        if self.progress.phase == "fit":
+        if self.round_state.phase == "fit":
             self._fit(round, pairs)
-            self.progress.enter("policy")
-        interval = LoggingInterval(self.args.logging_steps, self.env_step)
+            self.round_state.enter("policy")
         for batch in self._remaining(self._policy_batches(round)):
             if self.args.eval_interval and self._crossed(batch):
                 self._evaluate_and_log()
             self._run_step(batch)
-            if interval.due(self.env_step):
+            if self.interval.due(self.env_step):
                 self._log_training()
 
     def collect(self, batch: Batch) -> list[RolloutTree]:

@@ -23,13 +23,12 @@ from mlrl.preference.rounds import FOLDER, Round, check_pairs, earlier_rounds, f
 from mlrl.preference.setup import check_comparator, make_comparator
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import append_jsonl
-from mlrl.tracking import LoggingInterval
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
 
 
 @dataclass
-class Progress:
+class RoundState:
     """Where a run of rounds stands, as plain data; the pairs of its rounds are on disk.
 
     Attributes:
@@ -59,26 +58,26 @@ class PreferenceTrainer(Trainer):
     first_phase: ClassVar[str]
     """Of learning, after `collect`."""
 
-    def _run_steps(self, interval: LoggingInterval) -> None:
+    def _run_steps(self) -> None:
         self._begin()
-        while self.progress.round in self.rounds and self.steps_left > 0:
-            self.run_round(self.progress.round)
+        while self.round_state.round in self.rounds and self.steps_left > 0:
+            self.run_round(self.round_state.round)
             self._log_training()
             if self.args.eval_interval:
                 self._evaluate_and_log()
-            self.progress.round += 1
-            self.progress.enter("collect")
+            self.round_state.round += 1
+            self.round_state.enter("collect")
 
     def run_round(self, round: int) -> None:
         """One round from where it stands."""
-        if self.progress.phase == "collect":
+        if self.round_state.phase == "collect":
             self.collect_round(round)  # → preferences/iteration_0001.jsonl
-            self.progress.enter(self.first_phase)
+            self.round_state.enter(self.first_phase)
         pairs = self.draw_pairs()  # of this round and, with replay, of those before it
         self.learn(round, pairs)
 
     def learn(self, round: int, pairs: list[PreferencePair]) -> None:
-        """Learns from the pairs of a round, from `progress` on."""
+        """Learns from the pairs of a round, from `round_state` on."""
         raise NotImplementedError
 
     @property
@@ -138,13 +137,13 @@ class PreferenceTrainer(Trainer):
     def _report(self, round: int, collected: Collected) -> None:
         """Metrics of a collection, and histograms of its rewards in the run folder and the trackers."""
         self.last_reward = statistics.fmean(collected.policy_rewards) if collected.policy_rewards else 0.0
-        metrics = collection_metrics(collected, self.progress.rewards, set(self.progress.seen))
+        metrics = collection_metrics(collected, self.round_state.rewards, set(self.round_state.seen))
         for name, value in (metrics | {"preference/round": round}).items():
             self.averager.add_value(name, value)
         self.averager.update(collected.counts)
-        self.progress.rewards = collected.policy_rewards
-        known = dict.fromkeys([*self.progress.seen, *map(pair_digest, collected.pairs)])
-        self.progress.seen = list(known)
+        self.round_state.rewards = collected.policy_rewards
+        known = dict.fromkeys([*self.round_state.seen, *map(pair_digest, collected.pairs)])
+        self.round_state.seen = list(known)
         rewards = {"policy": collected.policy_rewards, "comparator": collected.comparator_rewards}
         if self.launch.is_main:
             record = {"round": round, "env_step": self.env_step, **reward_histograms(rewards)}
@@ -188,7 +187,7 @@ class PreferenceTrainer(Trainer):
         self.console.start(None, None)
         if self.iterative and self.comparator is None:
             self.comparator = self._make_comparator(self.run_folder.path / FOLDER / "answers.jsonl")
-        self.progress = Progress(self.rounds.start)
+        self.round_state = RoundState(self.rounds.start)
         if self.args.eval_interval:
             self._evaluate_and_log()
 
@@ -208,9 +207,9 @@ class PreferenceTrainer(Trainer):
     def _remaining(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of a phase that are still to be trained on, as many as `max_steps` allows."""
         for number, batch in enumerate(batches):
-            if number < self.progress.batches:
+            if number < self.round_state.batches:
                 continue
             if self.steps_left <= 0:
                 return
             yield batch
-            self.progress.batches += 1
+            self.round_state.batches += 1

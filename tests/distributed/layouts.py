@@ -3,7 +3,7 @@
     accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
 
 SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
-"poisoned": …, "trainer": "IAC", "own_rewards": …, "args": {setting: value}}]}.
+"poisoned": …, "trainer": "IAC", "own_rewards": …, "resume": CHECKPOINT, "args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
 change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's, OUT/<name>-reward_model.pt that of a
 reward model's.
@@ -80,6 +80,9 @@ def train(spec: dict, layout: dict, out: Path) -> None:
             completions_steps=1,
             num_train_epochs=STEPS,
             max_steps=STEPS,
+            save_steps=1,
+            save_total_limit=None,
+            resume_from_checkpoint=layout.get("resume") and str(out.parent / layout["resume"]),
             **args,
         ),
     )

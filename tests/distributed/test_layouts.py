@@ -127,6 +127,31 @@ FAST = {
         layout("marlhf_maac", 0, **SPLIT, reward_model_ranks=2),
     ],
 }
+
+
+def resumed(kind: str, source: str, zero: int = 0, **args) -> dict:
+    """A layout that goes on after the first step of another one: `source` is processes/name."""
+    one = layout(kind, zero, **args)
+    origin = source.replace("/", "_")
+    return {
+        **one,
+        "name": f"{one['name']}-from-{origin}",
+        "resume": f"{source.replace('/', '/runs/')}/checkpoints/checkpoint-1",
+    }
+
+
+RESUMED = {
+    2: [
+        resumed("lora", "2/lora-zero3-split", 2),
+        resumed("lora", "1/lora", 3, **SPLIT),
+        resumed("full", "1/full", 3),
+        resumed("full", "2/full-zero3-shared", 1),
+        resumed("maac", "1/maac", 2),
+        resumed("iac", "2/iac-zero2-split", 0),
+    ],
+    1: [resumed("full", "2/full-zero3-shared"), resumed("lora", "4/lora-zero3-split")],
+    4: [resumed("full_kl", "1/full_kl", 3, **SPLIT, reference_ranks=2)],
+}
 BLOCKS = {"three": {4: [2, 1, 1]}, "mixed": {4: [2, 1, 1]}}
 
 
@@ -195,10 +220,14 @@ def changes(folder, name: str, kind: str) -> list[torch.Tensor]:
 
 
 def assert_same(folder, processes: int, one: dict) -> None:
-    """A layout did what one process did."""
+    """A layout did what one process did; one that went on from a checkpoint, what that did from there on."""
     name, kind = one["name"], one["kind"]
     here, alone = folder / str(processes), folder / "1"
     found, expected = (json.loads(file.read_text()) for file in (here / f"{name}.json", alone / f"{kind}.json"))
+    if "resume" in one:
+        for part in ("texts", "rewards", "metrics"):
+            assert 0 < len(found[part]) < len(expected[part]), name
+            expected[part] = expected[part][-len(found[part]) :]
     assert found["texts"] == expected["texts"], name
     for rewards, right in zip(found["rewards"], expected["rewards"], strict=True):  # learned ones are a network's
         torch.testing.assert_close(torch.tensor(rewards), torch.tensor(right), rtol=1e-4, atol=1e-4, msg=name)
@@ -235,6 +264,16 @@ def assert_held(held: list[dict], alone: list[dict], one: dict, name: str) -> No
 def test_layouts_agree_with_one_process(folder, processes):
     run(folder, FAST[processes], processes)
     for one in FAST[processes]:
+        assert_same(folder, processes, one)
+
+
+@pytest.mark.parametrize(
+    "processes", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_a_run_goes_on_under_another_layout(folder, processes):
+    """After `test_layouts_agree_with_one_process`, whose checkpoints these start from."""
+    run(folder, RESUMED[processes], processes)
+    for one in RESUMED[processes]:
         assert_same(folder, processes, one)
 
 

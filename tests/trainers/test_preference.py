@@ -211,7 +211,7 @@ def test_max_steps_bounds_the_run(tiny_llama, tmp_path, trainer, config, a_round
         preference_replay_mode="all_history", preference_replay_sample_size=8, **size,
     )  # fmt: skip
     made.train()
-    assert (made.step_number, made.progress.round) == (3, 3)
+    assert (made.step_number, made.round_state.round) == (3, 3)
     assert len(list((tmp_path / "run/preferences").glob("iteration_*"))) == 2
 
 
