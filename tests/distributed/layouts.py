@@ -90,7 +90,7 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         poison(trainer)
     before = weights(trainer)
     here = [agent for agent in trainer.team.agents if agent.is_here]
-    held = {agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in here}
+    held = {agent.index: sum(count(agent.base.model)) for agent in here}
     critics = getattr(trainer, "critics", [])
     values_before = [[p.detach().clone() for p in critic.parameters] for critic in critics]
     rewarder = getattr(trainer, "reward_model", None)
@@ -122,6 +122,12 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         (out / f"{layout['name']}.json").write_text(json.dumps(content))
         print("done", layout["name"], flush=True)
     trainer.world.barrier()
+
+
+def count(model: torch.nn.Module) -> list[int]:
+    """Sizes of a network's weights and its agents' adapters, without further adapters, which are whole everywhere."""
+    others = (".reward_model.", ".comparator_", ".critic_")
+    return [p.numel() for name, p in model.named_parameters() if not any(other in name for other in others)]
 
 
 def poison(trainer) -> None:
