@@ -102,7 +102,7 @@ class SamplingArguments:
     max_rollout_rows: int = 256
     """Sequences decoded at once: bounds the memory of sampling"""
     collaboration_mode: Literal["decentralized", "centralized"] = "decentralized"
-    """centralized: one actor writes all num_agents roles as one tagged text (one turn)"""
+    """decentralized; centralized: one actor writes all roles in one text"""
 
 
 @dataclass(kw_only=True)
