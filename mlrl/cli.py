@@ -218,10 +218,13 @@ def _merge(levels: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
     """Values and their sources, from the weakest level to the strongest."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    modes = [level["collaboration_mode"] for level in levels.values() if "collaboration_mode" in level]
+    # one actor for all roles: its model says nothing of their number
+    counts = set() if modes and modes[-1] == "centralized" else {"agents", "agents_dir"}
     for source, level in levels.items():
         given = [name for name in _MODEL_FIELDS if level.get(name) is not None]
         if given:
-            stale = set(_MODEL_FIELDS) | ({"num_agents"} if given != ["agent_model"] else set())
+            stale = set(_MODEL_FIELDS) | ({"num_agents"} if counts & set(given) else set())
             level = {name: None for name in stale if values.get(name) is not None} | level
         values |= level
         sources |= dict.fromkeys(level, source)

@@ -91,6 +91,16 @@ def test_each_level_wins_over_those_before_it(task, tmp_path):
     assert run.task is task and run.task_name == "fake" and run.script == "test_cli"
 
 
+def test_the_number_of_roles_outlives_the_folder_of_their_one_actor(task, tmp_path):
+    (tmp_path / "agents/agent_0").mkdir(parents=True)
+    path = yaml_file(tmp_path, "agent_model: m\nnum_agents: 3\ncollaboration_mode: centralized\n")
+    words = ["--config", path, "--agents_dir", str(tmp_path / "agents")]
+    config = cli.parse(Evaluation, "", words).config
+    assert (config.num_agents, config.agent_model) == (3, None)
+    config = cli.parse(Evaluation, "", [*words, "--collaboration_mode", "decentralized"]).config
+    assert config.num_agents == 1
+
+
 def test_a_task_recommends_for_one_algorithm(task, capsys):
     task.recommended = {
         "max_new_tokens": 33,
