@@ -110,7 +110,6 @@ FAST = {
         layout("clip", 3),
         layout("cross", 0, **SPLIT),
         layout("madpo", 2, **SPLIT),
-        layout("madpo_full", 3),
         layout("marlhf", 3),
         layout("poisoned_full", 2),
         layout("iac", 2, **SPLIT),
@@ -122,8 +121,6 @@ FAST = {
         layout("tree", 3, **SPLIT, ranks_per_agent=[3, 1]),
         layout("mixed", 3, **SPLIT, ranks_per_agent=[1, 2, 1]),
         layout("full_kl", 3, **SPLIT, reference_ranks=2),
-        layout("madpo_full", 0, **SPLIT, reference_ranks=2),
-        layout("madpo_model", 3, comparator_ranks=2),
         layout("marlhf_maac", 0, **SPLIT, reward_model_ranks=2),
     ],
 }
@@ -171,6 +168,7 @@ def every_layout(processes: int) -> list[dict]:
                 found.append(layout(kind, zero, **SPLIT, ranks_per_agent=BLOCKS[kind][processes]))
     found += [layout(kind, zero, offload=True) for kind in ("lora", "full", "poisoned_full") for zero in (2, 3)]
     found += [layout(kind, zero, reference_ranks=1) for kind in ("clip", "full_kl", "madpo_full") for zero in (0, 1, 3)]
+    found += [layout("madpo_full", 0, **SPLIT, reference_ranks=processes // 2)] if processes > 2 else []
     found += [layout("marlhf", zero, reward_model_ranks=1) for zero in (0, 2, 3)]
     found += [layout("madpo_model", zero, comparator_ranks=1) for zero in (0, 2, 3)]
     return found
