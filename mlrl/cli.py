@@ -20,7 +20,9 @@ import inspect
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from mlrl.config_checks import check_field, check_names, setting_types, suggesti
 from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
-from mlrl.errors import ConfigError, TaskError
+from mlrl.errors import ConfigError, NonFiniteError, TaskError
 from mlrl.flags import read_flags
 from mlrl.resume import check_resume_request
 from mlrl.run_folder import default_run_name
@@ -77,6 +79,7 @@ def parse(config_class: type, script_doc: str | None, argv: list[str] | None = N
     if not issubclass(config_class, TaskArguments):
         raise TypeError(f"{config_class.__name__} must have mlrl.config.TaskArguments among its base classes")
     argv = sys.argv[1:] if argv is None else argv
+    _hear_signals()
     file = _script_file(config_class)
     if "-h" in argv or "--help" in argv:
         width = max(60, shutil.get_terminal_size(fallback=(120, 24)).columns)
@@ -86,16 +89,24 @@ def parse(config_class: type, script_doc: str | None, argv: list[str] | None = N
         return _resolve(config_class, file.stem, argv)
 
 
+def _hear_signals() -> None:
+    """launch.sh has its launcher ignore the signals that are for the processes it starts, which inherit that."""
+    if os.environ.get("MLRL_LAUNCHED") and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def config_errors(script: str | None = None) -> Iterator[None]:
     """Turn an error that its message explains into one line on stderr, without a traceback.
 
-    Exit code 2 for a `ConfigError`, 1 for a `TaskError`. An exception of the user's own code keeps its traceback.
+    Exit code 2 for a `ConfigError`, 1 for a `TaskError` or `NonFiniteError`. An exception of the user's own code keeps
+    its traceback.
     """
     script = script or Path(sys.argv[0]).name
     try:
         yield
-    except (ConfigError, TaskError) as error:
+    except (ConfigError, TaskError, NonFiniteError) as error:
         message, code = f"{script}: error: {error}", 2 if isinstance(error, ConfigError) else 1
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from mlrl.parallel.lifeline import fail

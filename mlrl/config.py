@@ -208,7 +208,7 @@ class RunArguments:
     """Logging and saving"""
 
     eval_interval: int = 16
-    """Train items between evaluations; also at start and end; 0: only by hand"""
+    """Train items between evaluations; also before each epoch and at the end; 0: only by hand"""
     logging_steps: int = 1
     """Least env steps (joint reward evaluations) between two logged lines"""
     report_to: Tracker | list[Tracker] = field(default_factory=lambda: ["none"])

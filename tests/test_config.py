@@ -72,6 +72,8 @@ OUT_OF_RANGE = [
     ("eval_interval", -1, "0 (only by hand)"),
     ("logging_steps", 0, "1 or more"),
     ("completions_steps", -1, "0 (never)"),
+    ("save_steps", -1, "0 (no checkpoints)"),
+    ("save_total_limit", 0, "1 or more, or None"),
     ("seed", -1, "from 0 to"),
     ("seed", 2**32, "from 0 to"),
     ("discount", float("nan"), "ordinary number"),

@@ -240,7 +240,9 @@ class Collector:
         shadows = [(tree, Node(node.path, node.prompts, node.parent)) for tree, node in nodes]
         sampling = SamplingParams(temperature=0.0, max_new_tokens=growth.sampling.max_new_tokens)
         greedy = Growth(**{**growth.__dict__, "generations": (1,) * len(growth.generations), "sampling": sampling})
+        counted = self.cost.truncated_prompts
         self._grow(shadows, greedy)
+        self.cost.truncated_prompts = counted  # of the tree alone, whose prompts it is compared with
         for (_, node), (_, shadow) in zip(nodes, shadows, strict=True):
             node.greedy_return = shadow.returns(growth.discount)[0]
 

@@ -125,8 +125,8 @@ class ActorCriticTrainer(ReinforceTrainer):
         settings = super()._optimizer_settings(learning_rate)
         if not self.separate:
             return settings
-        steps = max(0, (self.total_steps or 0) - warmup_rollouts(self.args))  # those in which actors learn
-        return dataclasses.replace(settings, total_updates=steps * self._updates_per_step())
+        warmup = warmup_rollouts(self.args) * self._updates_per_step(self.args.rollout_batch_size)  # critics alone
+        return dataclasses.replace(settings, total_updates=max(0, settings.total_updates - warmup))
 
     # A step ----------------------------------------------------------------------------------------------------------
 
@@ -163,9 +163,10 @@ class ActorCriticTrainer(ReinforceTrainer):
             on_actors=not self.separate,
             warming_up=self.step_number < warmup_rollouts(self.args),
         )
-        for outcome in update.run(samples):
+        outcomes = list(update.run(samples))
+        for outcome in outcomes:
             self.averager.update(outcome.metrics)
-            self.guard_nonfinite(outcome.finite)
+        self.guard_nonfinite(*(outcome.finite for outcome in outcomes))
 
     def _training(self) -> list[CriticTraining]:
         if self.separate:

@@ -20,7 +20,7 @@ from mlrl.config_checks import check_field
 from mlrl.config_file import dump_config, masked
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
-from mlrl.errors import ConfigError
+from mlrl.errors import ConfigError, NonFiniteError
 from mlrl.parallel.engine import OptimizerSettings
 from mlrl.parallel.launch import Launch
 from mlrl.resume import Resume
@@ -50,10 +50,6 @@ from mlrl.trainers.data import Batch, batches, first_items, total_steps
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
 from mlrl.trainers.setup import make_engine, make_mesh, prepare_team, whole_task
-
-
-class NonFiniteError(RuntimeError):
-    """Too many steps in a row had a NaN or infinite gradient."""
 
 
 class Trainer:
@@ -357,19 +353,21 @@ class Trainer:
             reward=self.last_reward,
             tokens_per_s=(self.generated_tokens - tokens_before) / seconds,
         )
+        self._stop_if_nonfinite()
 
-    def guard_nonfinite(self, finite: bool) -> None:
-        """Counts updates skipped for a NaN or infinite gradient; stops a run that has nothing else.
+    def guard_nonfinite(self, *finite: bool) -> None:
+        """Counts a step's updates that were skipped for a NaN or infinite gradient, and steps that had no other."""
+        for one in finite:
+            self.averager.add("nonfinite_fraction", 0.0 if one else 1.0, 1.0)
+        self._nonfinite_in_a_row = 0 if any(finite) else self._nonfinite_in_a_row + 1
 
-        Raises:
-            NonFiniteError: after `max_nonfinite_steps` of them in a row.
-        """
-        self.averager.add("nonfinite_fraction", 0.0 if finite else 1.0, 1.0)
-        self._nonfinite_in_a_row = 0 if finite else self._nonfinite_in_a_row + 1
+    def _stop_if_nonfinite(self) -> None:
         if self._nonfinite_in_a_row >= self.args.max_nonfinite_steps:
+            self._log_training()
+            saved = self._save_run()["agents"]
             raise NonFiniteError(
-                f"max_nonfinite_steps={self.args.max_nonfinite_steps}: that many updates in a row had a NaN or "
-                f"infinite gradient (step {self.step_number}). The weights are those of the last good update. Lower "
+                f"max_nonfinite_steps={self.args.max_nonfinite_steps}: that many steps in a row had a NaN or infinite "
+                f"gradient, up to step {self.step_number}. The weights of the last good update are in {saved}. Lower "
                 "the learning rate, or use dtype float32"
             )
 
@@ -482,11 +480,24 @@ class Trainer:
             max_grad_norm=args.max_grad_norm,
             scheduler=args.lr_scheduler,
             warmup_steps=args.warmup_steps,
-            total_updates=(self.total_steps or 0) * self._updates_per_step(),
+            total_updates=self._total_updates(),
         )
 
-    def _updates_per_step(self) -> int:
-        """Optimizer updates of a full step; schedules count them."""
+    def _total_updates(self) -> int:
+        """Optimizer updates of the run, by which schedules end; 0 while unknown."""
+        if self.total_steps is None or self.task.train_dataset is None:
+            return 0
+        dataset, size = self.task.train_dataset, self.args.rollout_batch_size
+        total, rest = self.total_steps * self._updates_per_step(size), 0
+        if hasattr(dataset, "__len__"):
+            rest = len(dataset) % size
+        if rest:  # the last step of an epoch has fewer items
+            epochs = self.total_steps // -(-len(dataset) // size)
+            total -= epochs * (self._updates_per_step(size) - self._updates_per_step(rest))
+        return total
+
+    def _updates_per_step(self, items: int) -> int:
+        """Optimizer updates of a step with so many items and full trees."""
         return 1
 
     def _describe(self) -> dict[str, Any]:

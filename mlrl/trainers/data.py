@@ -88,6 +88,8 @@ def batches(
 def _rows_from(dataset: Iterable[dict], position: int) -> Iterator[dict]:
     if position == 0:
         return iter(dataset)
+    if hasattr(dataset, "__len__") and position >= len(dataset):
+        return iter(())
     if hasattr(dataset, "skip"):  # those of `datasets`
         return iter(dataset.skip(position))
     if isinstance(dataset, Sequence):

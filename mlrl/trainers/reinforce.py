@@ -35,8 +35,8 @@ class ReinforceTrainer(Trainer):
         if self.args.reference_kl_coef > 0:
             self.team.add_references(self.args.reference_model)
 
-    def _updates_per_step(self) -> int:
-        nodes = nodes_per_step(self.args, self.num_agents)
+    def _updates_per_step(self, items: int) -> int:
+        nodes = items * nodes_per_step(self.args, self.num_agents) // self.args.rollout_batch_size
         return self.args.num_updates_per_rollout * -(-nodes // (self.args.train_batch_size or nodes))
 
     def step(self, batch: Batch) -> None:
@@ -117,9 +117,10 @@ class ReinforceTrainer(Trainer):
         """One or several optimizer updates of every agent from the same trees."""
         self.console.phase("update")
         update = PolicyUpdate(self.team, self.engines, self.args, self.step_number)
-        for outcome in update.run(samples):
+        outcomes = list(update.run(samples))
+        for outcome in outcomes:
             self.averager.update(outcome.metrics)
-            self.guard_nonfinite(outcome.finite)
+        self.guard_nonfinite(*(outcome.finite for outcome in outcomes))
 
     def record(self, trees: list[RolloutTree]) -> None:
         """Writes the step's nodes where one is due."""

@@ -111,10 +111,10 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         run = trainer.run_folder
         metrics = [json.loads(line) for line in run.metrics.read_text().splitlines()]
         files = sorted(run.completions.glob("*.jsonl"))
-        nodes = [json.loads(line) for file in files for line in file.read_text().split("\n") if line]
+        nodes = {file.stem: [json.loads(line) for line in file.read_text().split("\n") if line] for file in files}
         content = {
-            "texts": [node["responses"] for node in nodes],
-            "rewards": [node["rewards"] for node in nodes],
+            "texts": {name: [node["responses"] for node in own] for name, own in nodes.items()},
+            "rewards": {name: [node["rewards"] for node in own] for name, own in nodes.items()},
             "metrics": [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in metrics],
             "held": held,
             "parameters": parameters,
