@@ -119,6 +119,18 @@ def test_history_is_the_policy_of_k_rounds_before_and_never_the_current_one(tiny
             perturb(agent, seed=round, spread=0.3)
 
 
+def test_a_token_that_the_agent_lacks_is_not_kept(tiny_llama, tiny_qwen2):
+    """Both have one tokenizer, but the writer's network has 64 rows more, which it draws as well."""
+    trainer = make_trainer(tiny_llama, ends=frozenset())
+    other = load_writers(trainer.team, [tiny_qwen2, tiny_qwen2])
+    writer = ModelWriter(drawing(other, trainer), SamplingParams(max_new_tokens=9), trainer.team.agents)
+    assert writer.same_tokens == [True, True]
+    played = draw(WrittenComparator("model", tiny_qwen2, trainer.collector, writer), trainer, 1)
+    responses = [r for own in played.by_item for one in own for turn in one.turns for r in turn.responses]
+    assert max(token for r in responses for token in r.token_ids) < 384
+    assert {bool(r.logprobs) for r in responses} == {True, False}  # some were kept as they were drawn
+
+
 def test_history_keeps_what_can_be_asked_for_and_continues_from_a_checkpoint():
     history = PolicyHistory(2)
     for round in range(1, 6):

@@ -109,6 +109,14 @@ def test_an_update_is_the_gradient_of_the_joint_loss(tiny_llama, tmp_path, turns
         assert expected.norm() > 1e-3
 
 
+def test_another_model_may_be_the_reference(tiny_llama, tiny_llama_other, tmp_path):
+    trainer = make(MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, reference_model=tiny_llama_other)
+    pairs = some_pairs(trainer)[:3]
+    with torch.no_grad(), plain_model(trainer.team.agents[1].reference) as model:
+        expected = [float(loop_margin(model, pair, 1)) for pair in pairs]
+    assert trainer._reference_margins(pairs)[1].tolist() == pytest.approx(expected, abs=1e-3)
+
+
 def test_margins_are_zero_at_the_start_and_rise(tiny_llama, tmp_path):
     trainer = make(
         MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, num_train_epochs=6, train_batch_size=None, lora_dropout=0.1
