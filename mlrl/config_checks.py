@@ -75,6 +75,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ranks_per_agent": _ONE_OR_MORE,
     "critic_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
     "reference_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
+    "reward_model_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
+    "comparator_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
     "seed": (lambda v: 0 <= v < 2**32, "a number from 0 to 4294967295"),
     "num_iterations": (lambda v: v >= 0, "0 (pairs are collected once) or more"),
     "preference_num_candidates": _ONE_OR_MORE,

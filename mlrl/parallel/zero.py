@@ -229,6 +229,21 @@ def count(parameter: nn.Parameter) -> int:
     return parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel()
 
 
+def own_part(parameter: nn.Parameter) -> torch.Tensor:
+    """What this rank keeps of a weight: its part where it is sharded, else all of it."""
+    return parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter
+
+
+@torch.no_grad()
+def set_own_part(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Puts back what `own_part` gave, of this weight or of another of its shape that is sharded alike."""
+    if hasattr(parameter, "ds_tensor"):
+        parameter.partition()  # a whole copy that is kept here would hide the new value
+        parameter.ds_tensor.copy_(value)
+    else:
+        parameter.copy_(value)
+
+
 class _Ranks:
     """The entity's ranks, in the words that DeepSpeed asks."""
 
