@@ -17,6 +17,7 @@ from mlrl.checkpoint import (
     is_checkpoint_name,
     is_half_written,
     read_checkpoint_metadata,
+    recover,
     step_of,
 )
 from mlrl.errors import ConfigError
@@ -145,6 +146,7 @@ def _check_newest(checkpoint: Path, newest: Path | None, run: Path | None, where
 def _newest_whole(folder: Path, newest: Path | None, notes: list[str]) -> Path | None:
     """The newest checkpoint without fault, up to `newest`; every other is named."""
     damaged = []
+    recover(folder)
     found = checkpoints_in(folder)
     if newest is not None and newest in found:
         found = found[found.index(newest) :]
@@ -237,7 +239,7 @@ def _digest(text: str) -> str:
 
 def file_sizes(folder: RunFolder) -> dict[str, int]:
     """Bytes of every file that a run only appends to."""
-    files = [folder.metrics, *sorted(folder.completions.glob("*.jsonl"))]
+    files = [folder.metrics, folder.histograms, *sorted(folder.completions.glob("*.jsonl"))]
     return {str(file.relative_to(folder.path)): file.stat().st_size for file in files if file.exists()}
 
 
@@ -258,7 +260,7 @@ def cut_files(folder: RunFolder, sizes: dict[str, int]) -> list[str]:
 
 def put_aside(folder: RunFolder) -> None:
     """Moves what a run wrote before it had a checkpoint into a folder `before_restart`, `before_restart-2` …"""
-    written = [path for path in (folder.metrics, folder.completions) if path.exists()]
+    written = [path for path in (folder.metrics, folder.histograms, folder.completions) if path.exists()]
     if not written:
         return
     name = "before_restart"
