@@ -43,6 +43,9 @@ from mlrl.user_errors import show_users_error
 
 __all__ = ["Run", "config_errors", "dump_config", "parse"]
 
+# Whose settings a task may recommend beside those for all.
+ALGORITHMS = ("mareinforce", "magrpo", "marloo", "maremax", "iac", "maac", "madpo", "marlhf")
+
 # Three ways to say which models; saying it in one way takes back what a weaker level said in another way, and with
 # a model an agent also the number of agents.
 _MODEL_FIELDS = ("agent_model", "agents", "agents_dir")
@@ -137,7 +140,7 @@ def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
             raise ConfigError(f"task_args.{name}={MASK!r}: was a secret, so config.yaml hides it. Give it again.")
     task = load_task(task_spec, task_args)
     task_name = task.name
-    recommended = _recommended(task.recommended, hints, task_name)
+    recommended = _recommended(_for_algorithm(task.recommended, config_class), hints, task_name)
 
     _drop_rate_of_other_tuning(recommended, (defaults | recommended | file_values | flags).get("tuning"))
 
@@ -167,6 +170,22 @@ def _checked(values: dict[str, Any], hints: dict[str, Any], where: str) -> dict[
         return {name: check_field(name, value, hints[name]) for name, value in values.items()}
     except ConfigError as error:
         raise ConfigError(f"{error}{where}") from None
+
+
+def _for_algorithm(recommended: dict[str, Any], config_class: type) -> dict[str, Any]:
+    """A task's recommendations with those that it makes for this script's algorithm in place of the general ones.
+
+    A key such as `madpo` with settings as its value is for that algorithm.
+    """
+    own = {base.__name__.removesuffix("Config").lower() for base in config_class.__mro__}
+    general = {name: value for name, value in recommended.items() if name not in ALGORITHMS}
+    for name in ALGORITHMS:
+        special = recommended.get(name, {})
+        if not isinstance(special, dict):
+            raise ConfigError(f"recommended.{name}={special!r}: are no settings. Give a dict of them.")
+        if name in own:
+            general |= special
+    return general
 
 
 def _recommended(recommended: dict[str, Any], hints: dict[str, Any], task_name: str) -> dict[str, Any]:
@@ -216,10 +235,13 @@ def _merge(levels: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
     """Values and their sources, from the weakest level to the strongest."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    modes = [level["collaboration_mode"] for level in levels.values() if "collaboration_mode" in level]
+    # one actor for all roles: its model says nothing of their number
+    counts = set() if modes and modes[-1] == "centralized" else {"agents", "agents_dir"}
     for source, level in levels.items():
         given = [name for name in _MODEL_FIELDS if level.get(name) is not None]
         if given:
-            stale = set(_MODEL_FIELDS) | ({"num_agents"} if given != ["agent_model"] else set())
+            stale = set(_MODEL_FIELDS) | ({"num_agents"} if counts & set(given) else set())
             level = {name: None for name in stale if values.get(name) is not None} | level
         values |= level
         sources |= dict.fromkeys(level, source)
@@ -236,7 +258,7 @@ def _derive(values: dict[str, Any], sources: dict[str, str], run_name: str) -> N
         derived["num_agents"] = DEFAULT_NUM_AGENTS
         if values["agents"] is not None:
             derived["num_agents"] = len(values["agents"])
-        elif values.get("agents_dir") is not None:
+        elif values.get("agents_dir") is not None and values["collaboration_mode"] != "centralized":
             derived["num_agents"] = count_agents(values["agents_dir"])
     if "agent_learning_rate" in values and values["agent_learning_rate"] is None:
         derived["agent_learning_rate"] = DEFAULT_LEARNING_RATE[values["tuning"]]

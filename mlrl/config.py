@@ -62,8 +62,6 @@ class LearningArguments:
     """Nodes an update; None: all nodes of the rollout in one"""
     micro_batch_tokens: int = 4096
     """Tokens a forward and backward pass: bounds memory, changes no result"""
-    num_updates_per_rollout: int = 1
-    """Passes over the nodes of a rollout; more than 1 needs clip_range"""
     max_grad_norm: float | None = 1.0
     """Gradient norm of an agent is clipped to this; None: never"""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
@@ -80,6 +78,8 @@ class LearningArguments:
 class PolicyLossArguments:
     """Policy loss"""
 
+    num_updates_per_rollout: int = 1
+    """Passes over the nodes of a rollout; more than 1 needs clip_range"""
     advantage_mode: Literal["raw", "mean", "rloo", "max", "greedy"] = "raw"
     """Baseline: raw (none), mean, rloo (the others' mean), max, greedy (one extra)"""
     advantage_normalization: Literal["none", "node", "batch"] | bool = "none"
@@ -125,7 +125,7 @@ class RunArguments:
     """Logging and saving"""
 
     eval_interval: int = 16
-    """Train items between evaluations; also before each epoch and at the end; 0: only by hand"""
+    """Train items between evaluations; also at epoch starts and the end; 0: by hand"""
     logging_steps: int = 1
     """Least env steps (joint reward evaluations) between two logged lines"""
     report_to: Tracker | list[Tracker] = field(default_factory=lambda: ["none"])
@@ -171,6 +171,19 @@ class CheckedConfig:
 
 
 @dataclass(kw_only=True)
+class TrainingConfig(CheckedConfig):
+    """What the configs of all trainers are; each is put together from the groups of settings that it uses."""
+
+    sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Where each value came from, filled by the command line (`mlrl.cli.parse`)"""
+
+    @property
+    def no_reference(self) -> str | None:
+        """The setting by which there is no reference policy; None where there is one."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
 class TrainerConfig(
     AgentArguments,
     PlacementArguments,
@@ -181,12 +194,13 @@ class TrainerConfig(
     EvaluationArguments,
     RunArguments,
     CheckpointArguments,
-    CheckedConfig,
+    TrainingConfig,
 ):
     """Settings of a policy-gradient trainer; the algorithms' configs differ in their defaults."""
 
-    sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Where each value came from, filled by the command line (`mlrl.cli.parse`)"""
+    @property
+    def no_reference(self) -> str | None:
+        return None if self.reference_kl_coef > 0 else "reference_kl_coef is 0"
 
     def check(self, num_agents: int | None = None) -> list[str]:
         check_fields(self)
@@ -196,6 +210,7 @@ class TrainerConfig(
         return [
             *rules.check_tuning(self),
             *rules.check_placement(self, num_agents),
+            *rules.check_collaboration(self),
             *self.check_baseline(num_agents),
             *rules.check_updates(self, num_agents),
             *rules.check_run(self),
@@ -286,7 +301,7 @@ class EvaluationConfig(ModelArguments, SamplingArguments, RewardArguments, Evalu
         rules.check_team(self, num_agents)
         check_rewards(self)
         rules.check_output(self.output)
-        return []
+        return rules.check_collaboration(self)
 
 
 def field_names(config_class: type) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlrl.config_rules import DEFAULT_LEARNING_RATE, _agreed
+from mlrl.config_rules import DEFAULT_LEARNING_RATE, agreed
 from mlrl.errors import ConfigError
 
 # A Q critic that has learned nothing yet would lead the actor anywhere; V is a baseline from its first value on.
@@ -21,7 +21,7 @@ class ActorCriticArguments:
     critics: list[str] | None = None
     """One model a critic (in place of critic_model)"""
     critic_ranks: Literal["agents"] | int = "agents"
-    """Ranks of the critics: agents (each with its agent, the centralized one with agent 0)"""
+    """Ranks of the critics: agents (each with its agent, the centralized one with agent 0), or how many extra ones"""
     critic_learning_rate: float | None = None
     """AdamW learning rate of separate critics; None: 1e-4 (lora), 1e-5 (full)"""
     critic_max_length: int | None = None
@@ -60,8 +60,8 @@ def critic_models(config: Any, count: int, critic_model: Any = None, critics: An
     Raises:
         ConfigError: two answers to one question, or counts that differ.
     """
-    critic_model = _agreed("critic_model", critic_model, config.critic_model)
-    critics = _agreed("critics", critics, config.critics)
+    critic_model = agreed("critic_model", critic_model, config.critic_model)
+    critics = agreed("critics", critics, config.critics)
     if critics is None:
         return [critic_model] * count
     if critic_model is not None:
@@ -72,6 +72,11 @@ def critic_models(config: Any, count: int, critic_model: Any = None, critics: An
         )
         raise ConfigError(f"critics={given!r}: there are {count} critics. Give a list of one model each.")
     return list(critics)
+
+
+def critic_extra_ranks(config: Any) -> dict[str, int]:
+    """Ranks that follow the agents' for the critics."""
+    return {} if config.critic_ranks == "agents" else {"critic": config.critic_ranks}
 
 
 def warmup_rollouts(config: Any) -> int:
@@ -93,10 +98,6 @@ def check_critics(config: Any, num_agents: int | None = None) -> list[str]:
     if config.critics is not None and config.critic_model is not None:
         raise ConfigError(
             f"critic_model={config.critic_model!r}: critics={config.critics!r} is given too. Give one of the two."
-        )
-    if config.critic_ranks != "agents":
-        raise ConfigError(
-            f"critic_ranks={config.critic_ranks!r}: critics live on the ranks of the agents they serve. Leave it out."
         )
     if config.critic_type == "q" and config.num_generations < 2:
         raise ConfigError(
@@ -120,6 +121,11 @@ def check_independent(config: Any, num_agents: int | None = None) -> list[str]:
         raise ConfigError(
             f"critics={config.critics!r}: {len(config.critics)} critics for {count} agents. "
             "Give one an agent, or critic_model for all."
+        )
+    if not config.use_separate_critic and config.critic_ranks != "agents":
+        raise ConfigError(
+            f"critic_ranks={config.critic_ranks!r}: with use_separate_critic=False a critic is a head on its actor and "
+            "lives there. Leave it out, or set use_separate_critic."
         )
     if not config.use_separate_critic and config.critic_learning_rate is not None:
         raise ConfigError(

@@ -30,6 +30,8 @@ class SamplingArguments:
     """Discount factor of later turns, between 0 and 1"""
     max_rollout_rows: int = 256
     """Sequences decoded at once: bounds the memory of sampling"""
+    collaboration_mode: Literal["decentralized", "centralized"] = "decentralized"
+    """decentralized; centralized: one actor writes all roles in one text"""
 
 
 @dataclass(kw_only=True)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mlrl.errors import ConfigError
 from mlrl.models.prefix_tree import PrefixTree
+from mlrl.parallel.group import Group, spread
 from mlrl.rollout.tree import Node, RolloutTree
 
 CLOSING = "\n[value]"  # one last token for all inputs of a centralized critic, whatever was said before it
@@ -198,7 +199,10 @@ def _choices(node: Node, agent: int | None) -> Sequence[Sequence[int]]:
 
 @dataclass
 class CriticBatch:
-    """A prefix tree with a mark after each of these inputs, in this order; `numbers` are their places in the list."""
+    """A prefix tree with a mark after each of these inputs, in this order; `numbers` are their places in the list.
+
+    One without numbers stands in: a rank runs it while others have more than it.
+    """
 
     tree: PrefixTree
     numbers: list[int]
@@ -219,3 +223,26 @@ def critic_batches(inputs: Sequence[CriticInput], max_tokens: int) -> Iterator[C
         numbers.append(number)
     if numbers:
         yield CriticBatch(tree, numbers)
+
+
+def rank_critic_batches(
+    inputs: Sequence[CriticInput], group: Group, max_tokens: int, lockstep: bool
+) -> list[CriticBatch]:
+    """This rank's batches of inputs, which are spread over the group by their tokens.
+
+    With `lockstep` every rank has equally many, filled up with stand-ins; else a rank may have none at all.
+    """
+    owners = spread([float(sum(map(len, given.segments))) for given in inputs], group.size)
+    shares = {}
+    for rank in range(group.size) if lockstep else [group.index]:
+        own = [number for number, owner in enumerate(owners) if owner == rank]
+        batches = critic_batches([inputs[number] for number in own], max_tokens)
+        shares[rank] = [CriticBatch(b.tree, [own[number] for number in b.numbers]) for b in batches]
+    missing = max(map(len, shares.values())) - len(shares[group.index])
+    return shares[group.index] + [_stand_in() for _ in range(missing)]
+
+
+def _stand_in() -> CriticBatch:
+    tree = PrefixTree()
+    tree.add_chain([([0], None), ([0], None)])
+    return CriticBatch(tree, [])

@@ -7,6 +7,8 @@
 | True                | another     | lora   | loaded once for all critics of that model, an adapter each          |
 | True                | another     | full   | loaded for each critic                                              |
 | False               |             | any    | the actor's own, as it is trained                                   |
+
+On ranks of their own (`critic_ranks`) critics share a base among themselves, and a copy is one that is loaded there.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def load_critics(
     owners = [team.agents[agent or 0] for agent in agents]
     bases: dict[object, Base] = {}
     if arguments.tuning == "lora" and separate:
-        bases = {_key(agent.source.base): agent.base for agent in owners}
+        bases = {_key(agent.source.base): agent.base for agent in owners if agent.is_here}
     critics = []
     for index, (agent, owner, model) in enumerate(zip(agents, owners, models, strict=True)):
         number = index if agent is None else agent
@@ -119,22 +121,28 @@ def _policy(
     is_agents: bool,
 ) -> Policy:
     """The network that a separate critic runs through."""
+    group = team.mesh.critic(number)
     if arguments.tuning == "full":
         if source.adapter is not None or isinstance(source.base, PeftModel):
             raise ConfigError(
                 f"tuning='full': the critic {source.adapter or source.name!r} is a LoRA adapter. Use tuning='lora'"
             )
-        if is_agents:
-            return Policy(owner.base.copy(), None)
-        if not isinstance(source.base, str) and any(base.model is source.base for base in bases.values()):
+        if is_agents and owner.is_here:
+            base = owner.base.copy()
+        elif is_agents:  # which may be loaded models that agents elsewhere have too
+            base = team.loading.base(source)
+            base = base if isinstance(source.base, str) else base.copy()
+        elif not isinstance(source.base, str) and any(base.model is source.base for base in bases.values()):
             raise ConfigError("critics: one loaded model was given to several critics. Give each its own copy")
-        bases[name] = team.loading.base(source)
-        return Policy(bases[name], None)
+        else:
+            base = team.loading.base(source)
+        base.model.requires_grad_(False)  # as the output layer stays, which no critic runs
+        bases[name] = base
+        return Policy(base, None)
     if isinstance(source.base, PeftModel) and _key(source.base) not in bases:
         raise ConfigError("critic_model: a loaded PeftModel cannot be shared by critics. Give its folder")
     if _key(source.base) not in bases:
-        bases[_key(source.base)] = base = team.loading.base(source)
-        base.model.requires_grad_(False)
+        bases[_key(source.base)] = team.loading.frozen(team.loading.base(source), group)
     base = bases[_key(source.base)]
     if source.adapter is not None:
         base.load_adapter(name, source.adapter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,6 @@ from mlrl.critic_inputs import (
     CriticInput,
     action_inputs,
     counterfactual_inputs,
-    critic_batches,
     state_inputs,
 )
 from mlrl.critics import Critic
@@ -143,25 +142,21 @@ def agent_rewards(nodes: Sequence[Node], agent: int | None) -> Tensor:
     return torch.tensor([[own_reward(r, agent) for r in node.rewards] for node in nodes], dtype=torch.float64)
 
 
-def value_batches(samples: Sequence[ValueSample], max_tokens: int) -> Iterator[tuple[CriticBatch, list[ValueSample]]]:
-    """Micro-batches of at most `max_tokens` tokens, each with its samples in the order of its values."""
-    for batch in critic_batches([sample.input for sample in samples], max_tokens):
-        yield batch, [samples[number] for number in batch.numbers]
-
-
 def critic_loss(
     critic: Critic,
     batch: CriticBatch,
     samples: Sequence[ValueSample],
     settings: ValueLossSettings,
     scale: float = 1.0,
+    head_only: bool = False,
 ) -> ValueLossOutputs:
     """Value loss of a micro-batch, one forward. Call inside `critic.policy.use()`, with the backward.
 
     Args:
         scale: M/n for a minibatch of n of the M samples of a rollout batch.
+        head_only: the head alone gets gradients.
     """
-    values = critic.forward(batch.tree)
+    values = critic.forward(batch.tree, head_only)
     counts = torch.tensor([len(sample.targets) for sample in samples], device=values.device)
 
     def tensor(numbers: list[float]) -> Tensor:

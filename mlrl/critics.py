@@ -6,6 +6,7 @@ Values come from the final hidden state at the last token of an input; no logits
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mlrl.agents import Agent
-from mlrl.critic_inputs import CriticInput, CriticReader, critic_batches
+from mlrl.critic_inputs import CriticInput, CriticReader, rank_critic_batches
 from mlrl.models.base import Policy
-from mlrl.models.language_model import LanguageModel
-from mlrl.models.prefix_tree import PackedTree, PrefixTree
+from mlrl.models.prefix_tree import PrefixTree
+from mlrl.parallel.group import Group
+from mlrl.parallel.mesh import Mesh
 from mlrl.quiet import quiet_models
 from mlrl.sources import Source
 from mlrl.storage import whole_files
@@ -45,20 +47,6 @@ class ValueHead(nn.Module):
         return self.value(hidden_SD).squeeze(-1)
 
 
-class ValueScorer(nn.Module):
-    """A network and its value head as one module: packed inputs → the value at each mark. Every forward of a critic
-    is a call of this."""
-
-    def __init__(self, language_model: LanguageModel, head: ValueHead):
-        super().__init__()
-        self.network, self.head = language_model.model, head
-        self._language_model = language_model
-
-    def forward(self, packed: PackedTree) -> Tensor:
-        hidden = self._language_model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
-        return self.head(hidden[packed.predecessors])
-
-
 @dataclass
 class Critic:
     """One critic.
@@ -79,32 +67,46 @@ class Critic:
     critic_type: str
     on_actor: bool
 
-    def __post_init__(self) -> None:
-        self.scorer = ValueScorer(self.policy.base.language_model, self.head)
-
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What training adds or changes: the head, and the backbone where that is not an actor's."""
-        head = list(self.head.parameters())
-        if self.on_actor:
-            return head
-        if self.policy.adapter is None:  # without the output layer, which is not run
-            return [*self.policy.base.language_model.backbone.parameters(), *head]
-        return [*self.policy.parameters(), *head]
+        """What training adds or changes: the backbone where that is not an actor's, and the head."""
+        return [*self.backbone, *self.head.parameters()]
 
-    def forward(self, tree: PrefixTree) -> Tensor:
-        """Values (S,) of the marks of a `CriticBatch`, with gradient. This and its backward belong inside
-        `policy.use()`."""
-        return self.scorer(tree.pack(self.policy.base.language_model.device))
+    @property
+    def backbone(self) -> list[nn.Parameter]:
+        """Without the head."""
+        if self.on_actor:
+            return []
+        if self.policy.adapter is None:  # without the output layer, which is not run
+            return list(self.policy.base.language_model.backbone.parameters())
+        return self.policy.parameters()
+
+    def forward(self, tree: PrefixTree, head_only: bool = False) -> Tensor:
+        """Values (S,) of the marks of a `CriticBatch`, with gradient, or with that of the head alone. This and its
+        backward belong inside `policy.use()`."""
+        base = self.policy.base
+        packed = tree.pack(base.language_model.device)
+        if not head_only:
+            return base.score(packed, value_head=self.head)[0]
+        with torch.no_grad():
+            hidden = base.score(packed, value_head=nn.Identity())[0]
+        return self.head(hidden)
 
     @torch.no_grad()
-    def values(self, inputs: Sequence[CriticInput], max_tokens: int) -> Tensor:
-        """Values of inputs, float64 on the CPU, in forwards of at most `max_tokens` tokens."""
-        values = torch.empty(len(inputs), dtype=torch.float64)
+    def values(self, inputs: Sequence[CriticInput], max_tokens: int, group: Group | None = None) -> Tensor:
+        """Values of inputs, float64 on the CPU, in forwards of at most `max_tokens` tokens.
+
+        Args:
+            group: the ranks that hold this critic, which share the inputs and all learn the values.
+        """
+        group = group or Group.alone()
+        values: dict[int, float] = {}
         with self.policy.use():
-            for batch in critic_batches(inputs, max_tokens):
-                values[batch.numbers] = self.forward(batch.tree).double().cpu()
-        return values
+            for batch in rank_critic_batches(inputs, group, max_tokens, lockstep=self.policy.base.shard is not None):
+                values.update(
+                    zip(batch.numbers, self.forward(batch.tree).tolist(), strict=False)
+                )  # a stand-in has none
+        return torch.tensor(group.collect(values, len(inputs)), dtype=torch.float64)
 
     def save(self, folder: Path) -> None:
         """Writes the head, and beside it the adapter or model with its tokenizer unless the actor has them."""
@@ -126,11 +128,17 @@ class Critic:
         save_file(state, folder / HEAD_FILE, metadata=head_kind(self.critic_type, self.reader.agent, self.on_actor))
 
 
-def save_critics(critics: Sequence[Critic], directory: str | Path) -> None:
-    """Writes directory/critic_0, critic_1 …; each loads again, head included, where its folder is given as model."""
+def save_critics(critics: Sequence[Critic], directory: str | Path, mesh: Mesh | None = None) -> None:
+    """Writes directory/critic_0, critic_1 …; each loads again, head included, where its folder is given as model.
+
+    Called on all ranks that hold critics; the first of a critic's writes it.
+    """
     with quiet_models():
         for critic in critics:
-            critic.save(Path(directory) / f"critic_{critic.index}")
+            whole = critic.policy.adapter is None and not critic.on_actor
+            with critic.policy.base.whole() if whole else nullcontext():
+                if mesh is None or mesh.critic(critic.index).is_first:
+                    critic.save(Path(directory) / f"critic_{critic.index}")
 
 
 def head_kind(critic_type: str, agent: int | None, on_actor: bool) -> dict[str, str]:

@@ -254,3 +254,18 @@ def cut_files(folder: RunFolder, sizes: dict[str, int]) -> list[str]:
         elif size < sizes[name]:
             notes.append(f"{path} has lost its end: {size} bytes of {sizes[name]}")
     return notes
+
+
+def put_aside(folder: RunFolder) -> None:
+    """Moves what a run wrote before it had a checkpoint into a folder `before_restart`, `before_restart-2` …"""
+    written = [path for path in (folder.metrics, folder.completions) if path.exists()]
+    if not written:
+        return
+    name = "before_restart"
+    for number in itertools.count(2):
+        if not (folder.path / name).exists():
+            break
+        name = f"before_restart-{number}"
+    (folder.path / name).mkdir()
+    for path in written:
+        path.rename(folder.path / name / path.name)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -79,9 +80,9 @@ def _one_line(text: str) -> str:
 
 
 def keep_config(folder: "RunFolder", step: int) -> None:
-    """Puts config.yaml aside as config_until_<step>.yaml, where a run goes on with settings of its own."""
+    """Keeps config.yaml as config_until_<step>.yaml, where a run goes on with settings of its own."""
     if folder.config.exists():
-        folder.config.replace(folder.path / f"config_until_{step}.yaml")
+        shutil.copyfile(folder.config, folder.path / f"config_until_{step}.yaml")
 
 
 class RunFolder:

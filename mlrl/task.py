@@ -48,7 +48,8 @@ class Task:
     metrics_callback: Callable | None = None
     """`metrics_callback(rollouts)` gets `RolloutSample`s and returns scalars or None."""
     recommended: dict[str, Any] = field(default_factory=dict)
-    """Config fields and the values that suit this task; YAML and flags win over them."""
+    """Config fields and the values that suit this task; YAML and flags win over them. Under `madpo`, `maac` … a dict of
+    those that suit one algorithm better."""
     name: str | None = None
     """Names the run; `load_task` sets it where it is None."""
 
@@ -301,6 +302,10 @@ class Environment:
     def callback_metrics(self, samples: Sequence[RolloutSample]) -> dict[str, float]:
         """The metrics callback's scalars, to be logged under ``eval/``; {} without a callback."""
         return self._hooks.callback_metrics(samples)
+
+    def response_metrics(self, trees: Sequence[Any]) -> dict[str, tuple[float, float]]:
+        """What the environment counts of the responses in rollout trees, as (sum, count)."""
+        return {}
 
     def check_first_row(self) -> None:
         """Makes the first prompts of each data set whose rows can be looked up, so that faults show before the run."""

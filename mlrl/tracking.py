@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from accelerate.utils import LoggerType
@@ -263,6 +264,27 @@ class Tracking:
             values = {key: value for key, value in place.items() if (tracker.name, key) != ("trackio", "step")} | row
             try:
                 tracker.log(values, step=int(env_step))
+            except Exception as error:  # see _start
+                self._warn(tracker.name, "failed to log", error)
+
+    def log_histograms(self, values: Mapping[str, Sequence[float]], *, step: int, env_step: int, epoch: float) -> None:
+        """Pass the distribution of each named set of values to the trackers that draw histograms; see `log`."""
+        place = {"env_step": int(env_step), "step": int(step), "epoch": float(epoch)}
+        for tracker in self._trackers:
+            try:
+                if tracker.name == "wandb":
+                    import wandb
+
+                    drawn = {name: wandb.Histogram(list(own)) for name, own in values.items()}
+                    tracker.log({**place, **drawn}, step=int(env_step))
+                elif tracker.name == "tensorboard":
+                    for name, own in values.items():
+                        tracker.writer.add_histogram(name, np.asarray(own, dtype=float), int(env_step))
+                elif tracker.name == "trackio":
+                    import trackio
+
+                    drawn = {name: trackio.Histogram(list(own)) for name, own in values.items()}
+                    tracker.log({"env_step": int(env_step), "epoch": float(epoch), **drawn}, step=int(env_step))
             except Exception as error:  # see _start
                 self._warn(tracker.name, "failed to log", error)
 

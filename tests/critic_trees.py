@@ -6,6 +6,7 @@ import torch
 
 from mlrl.agents import Team
 from mlrl.config import AgentArguments, IACConfig, MAACConfig
+from mlrl.critic_inputs import critic_batches
 from mlrl.critic_loading import load_critics
 from mlrl.critics import Critic
 from mlrl.rollout.collect import Collector
@@ -35,6 +36,12 @@ def critics_of(team, arguments, *, centralized, separate=True, models=None, toke
     return load_critics(
         team, config, arguments, agents=agents, models=models, separate=separate, tokenizer=tokenizer, seed=3
     )
+
+
+def value_batches(samples, max_tokens):
+    """Micro-batches, each with its samples in the order of its values."""
+    for batch in critic_batches([sample.input for sample in samples], max_tokens):
+        yield batch, [samples[number] for number in batch.numbers]
 
 
 def continued(prompt_history_per_agent, response_history_per_agent, num_agents, turn):

@@ -30,6 +30,7 @@ OUT_OF_RANGE = [
 # config, other settings, start of the message, part of the remedy
 COMBINATIONS = [
     (IACConfig, {"critic_model": "a", "critics": ["a", "b"]}, "critic_model='a': ", "one of the two"),
+    (IACConfig, {"use_separate_critic": False, "critic_ranks": 1}, "critic_ranks=1: ", "head on its actor"),
     (IACConfig, {"critics": ["a", "b"], "num_agents": 3}, "critics=['a', 'b']: ", "one an agent"),
     (MAACConfig, {"critics": ["a", "b"]}, "critics=['a', 'b']: ", "one centralized critic"),
     (IACConfig, {"critic_type": "q", "num_generations": 1}, "num_generations=1: ", "critic_type v"),

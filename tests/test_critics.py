@@ -6,11 +6,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from mlrl.critic_inputs import action_inputs, state_inputs
-from mlrl.critic_samples import critic_loss, estimate_critic, value_batches
+from mlrl.critic_samples import critic_loss, estimate_critic
 from mlrl.critics import ValueHead, save_critics
 from mlrl.errors import ConfigError
 from mlrl.losses.value import ValueLossSettings
-from tests.critic_trees import critics_of, grow, load_team
+from tests.critic_trees import critics_of, grow, load_team, value_batches
 from tests.tiny import tiny_model, tiny_tokenizer
 
 

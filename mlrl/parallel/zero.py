@@ -71,10 +71,14 @@ class ZeroEngine:
             norm = float(combine_grad_norm_groups(self.optimizer._get_norm_groups()))
         else:
             norm = float(self.optimizer.scaled_global_norm())
-        return norm if norm >= 0 else math.inf  # DeepSpeed's word for NaN and inf is -1
+        self._norm = norm if norm >= 0 else math.inf  # DeepSpeed's word for NaN and inf is -1
+        return self._norm
 
     def step(self, grad_norm: float) -> None:
-        """Clips by the norm of all gradients and updates the weights."""
+        """Clips by `grad_norm` (as measured before, perhaps with that of others) and updates the weights."""
+        limit = self.settings.max_grad_norm
+        # DeepSpeed compares its own norm with this
+        self.optimizer.clip_grad = limit * self._norm / grad_norm if limit and grad_norm > limit else 0.0
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         self.engine.step()
@@ -223,6 +227,21 @@ def fetch_with(module: nn.Module, parameter: nn.Parameter) -> None:
 def count(parameter: nn.Parameter) -> int:
     """Elements of a weight over all ranks."""
     return parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel()
+
+
+def own_part(parameter: nn.Parameter) -> torch.Tensor:
+    """What this rank keeps of a weight: its part where it is sharded, else all of it."""
+    return parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter
+
+
+@torch.no_grad()
+def set_own_part(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Puts back what `own_part` gave, of this weight or of another of its shape that is sharded alike."""
+    if hasattr(parameter, "ds_tensor"):
+        parameter.partition()  # a whole copy that is kept here would hide the new value
+        parameter.ds_tensor.copy_(value)
+    else:
+        parameter.copy_(value)
 
 
 class _Ranks:

@@ -1,8 +1,8 @@
 """Frozen copies of a team's policies: as they are now, or as they were some rounds ago.
 
-A snapshot is the weights that training changes (of an adapter, or all of them), kept in main memory. They are put
-into a frozen twin of every policy to sample from: a second adapter on the same base, or with full tuning a second
-network, made once.
+A snapshot is the weights that training changes (of an adapter, or all of them), kept in main memory; where they are
+sharded every rank keeps its part. They are put into a frozen twin of every policy to sample from: a second adapter on
+the same base, or with full tuning a second network, made once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from mlrl.agents import Team
-from mlrl.models.base import Base, Policy
+from mlrl.agents import Agent, Team
+from mlrl.models.base import Policy
+from mlrl.parallel.zero import own_part, set_own_part
 from mlrl.preference.dropout import quiet_adapter
 
 Weights = list[list[Tensor]]  # of every distinct policy of a team, in agent order
@@ -22,7 +22,7 @@ Weights = list[list[Tensor]]  # of every distinct policy of a team, in agent ord
 
 def team_weights(team: Team) -> Weights:
     """A copy in main memory of what training changes, shared parameters once."""
-    return [[p.detach().to("cpu", copy=True) for p in policy.parameters()] for policy in _policies(team)]
+    return [[own_part(p).detach().to("cpu", copy=True) for p in policy.parameters()] for policy in _policies(team)]
 
 
 class PolicyHistory:
@@ -60,22 +60,26 @@ class PolicyHistory:
 class FrozenTwin:
     """A team that samples with weights of its own and is never trained; it starts with the team's present ones.
 
+    It is made before the team's optimizers, which may shard what is to be copied.
+
     Attributes:
         team: what to sample from.
     """
 
     def __init__(self, team: Team):
-        twins = {id(policy): _twin(policy) for policy in _policies(team)}
+        twins: dict[int, Policy] = {}
+        for agent in team.agents:
+            if agent.is_here and id(agent.policy) not in twins:
+                twins[id(agent.policy)] = _twin(agent, team)
         agents = [dataclasses.replace(a, policy=twins.get(id(a.policy)), parameters=[]) for a in team.agents]
         bases = list({id(policy.base): policy.base for policy in twins.values()}.values())
         self.team = dataclasses.replace(team, agents=agents, bases=bases)
 
-    @torch.no_grad()
     def set(self, weights: Weights) -> None:
         """Samples from these weights from now on."""
         for policy, values in zip(_policies(self.team), weights, strict=True):
             for parameter, value in zip(policy.parameters(), values, strict=True):
-                parameter.copy_(value)
+                set_own_part(parameter, value)
 
 
 def _policies(team: Team) -> Sequence[Policy]:
@@ -83,13 +87,11 @@ def _policies(team: Team) -> Sequence[Policy]:
     return list({id(agent.policy): agent.policy for agent in team.agents if agent.policy is not None}.values())
 
 
-def _twin(policy: Policy) -> Policy:
-    if policy.adapter is None:
-        base: Base = policy.base.copy()
-        base.model.requires_grad_(False)
-        return Policy(base, None)
-    name = f"comparator_{policy.adapter}"
-    policy.base.copy_adapter(policy.adapter, name)
-    twin = Policy(policy.base, name)
+def _twin(agent: Agent, team: Team) -> Policy:
+    if agent.adapter is None:
+        return Policy(team.loading.frozen(agent.base.copy(), team.mesh.agents[agent.index]), None)
+    name = f"comparator_{agent.adapter}"
+    agent.base.copy_adapter(agent.adapter, name)
+    twin = Policy(agent.base, name)
     quiet_adapter(twin)
     return twin

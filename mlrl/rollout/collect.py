@@ -116,13 +116,13 @@ class Collector:
             for agent in range(len(self.team.agents))
         ]
         start = time.perf_counter()
-        responses = iter(self._sample_requests(requests, growth.sampling))
+        responses = iter(self.draw(requests, growth.sampling))
         self.cost.rollout_s += time.perf_counter() - start
         for _, node in frontier:
             node.responses = [next(responses) for _ in self.team.agents]
             self.cost.generated_tokens += sum(len(r.token_ids) for own in node.responses for r in own)
 
-    def _sample_requests(self, requests: list[Request], sampling: SamplingParams) -> list[list[Response]]:
+    def draw(self, requests: list[Request], sampling: SamplingParams) -> list[list[Response]]:
         """Responses of all requests, each drawn on one rank of its agent."""
         if self.world.size == 1:
             return self.sampler.sample(requests, sampling, self.on_tokens)

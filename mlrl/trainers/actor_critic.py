@@ -19,18 +19,20 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from mlrl.agents import Agent
 from mlrl.checkpoint import Entity
 from mlrl.config import IACConfig, MAACConfig, TrainerConfig
 from mlrl.config_critics import critic_learning_rate, critic_models, warmup_rollouts
 from mlrl.critic_loading import check_critic_models, load_critics
 from mlrl.critics import save_critics
-from mlrl.errors import ConfigError
 from mlrl.losses.value import ExplainedVariance
-from mlrl.parallel.engine import Engine, OptimizerSettings
+from mlrl.parallel.engine import OptimizerSettings
 from mlrl.parallel.group import Group
+from mlrl.parallel.headed import HeadedEngine
 from mlrl.rollout.tree import RolloutTree
 from mlrl.trainers.checkpointing import critic_entity
 from mlrl.trainers.critic_report import CriticReport, estimate_over, report_over, set_advantages
+from mlrl.trainers.critic_setup import AnyEngine, critic_engine, headed_engine
 from mlrl.trainers.critic_update import ActorCriticUpdate, CriticTraining
 from mlrl.trainers.metrics import advantage_metrics
 from mlrl.trainers.reinforce import ReinforceTrainer
@@ -80,23 +82,12 @@ class ActorCriticTrainer(ReinforceTrainer):
     # Set-up ----------------------------------------------------------------------------------------------------------
 
     def _check_extras(self) -> None:
-        stage = self.launch.zero_stage if self.launch.zero else 0
-        if stage == 3:
-            raise ConfigError(
-                f"zero_stage=3: {self.algorithm} cannot train critics beside sharded weights. Launch with stage 1 or "
-                "2, or without ZeRO"
-            )
-        if stage and not self.separate:
-            raise ConfigError(
-                f"zero_stage={stage}: use_separate_critic=False puts value heads on actors, whose optimizers are "
-                "sharded. Set use_separate_critic, or launch without ZeRO"
-            )
         self._critic_models = critic_models(self.args, len(self.critic_agents), *self._given)
         check_critic_models(self._critic_models, self.args, self.critic_agents, self.separate)
 
     def _load_extras(self) -> None:
         super()._load_extras()
-        here = [n for n, agent in enumerate(self.critic_agents) if self.mesh.holds(agent or 0)]
+        here = [n for n, agent in enumerate(self.critic_agents) if self._group(agent or 0).member]
         self.critics = load_critics(
             self.team,
             self.args,
@@ -107,19 +98,26 @@ class ActorCriticTrainer(ReinforceTrainer):
             tokenizer=self._critic_tokenizer,
             seed=self.args.seed,
         )
-        self.critic_engines: list[Engine] = []
+        self.critic_engines: list[AnyEngine] = []
         if self.separate:
             settings = super()._optimizer_settings(critic_learning_rate(self.args))
-            self.critic_engines = [Engine(c.parameters, settings, self._group(c.index)) for c in self.critics]
-            return
-        for group in self.team.trainable:
-            members = {agent.index for agent in group}
-            heads = [p for critic in self.critics if critic.index in members for p in critic.parameters]
-            group[0].parameters = [*group[0].parameters, *heads]  # one optimizer trains both
+            self.critic_engines = [
+                critic_engine(critic, self._group(critic.index), settings, self.launch.zero) for critic in self.critics
+            ]
+
+    def _make_engine(self, agents: Sequence[Agent], learning_rate: float) -> AnyEngine:
+        if self.separate:
+            return super()._make_engine(agents, learning_rate)
+        members = {agent.index for agent in agents}
+        heads = [p for critic in self.critics if critic.index in members for p in critic.parameters]
+        group, settings = self._group(agents[0].index), self._optimizer_settings(learning_rate)
+        engine = headed_engine(agents[0].policy, agents[0].parameters, heads, group, settings, self.launch.zero)
+        agents[0].parameters = engine.parameters  # one optimizer trains both
+        return engine
 
     def _group(self, critic: int) -> Group:
-        """The ranks that hold a critic: those of its agent, of the centralized one those of agent 0."""
-        return self.mesh.agents[critic]
+        """The ranks that hold a critic."""
+        return self.mesh.critic(critic)
 
     def _optimizer_settings(self, learning_rate: float) -> OptimizerSettings:
         settings = super()._optimizer_settings(learning_rate)
@@ -161,12 +159,16 @@ class ActorCriticTrainer(ReinforceTrainer):
             self.step_number,
             self._training(),
             on_actors=not self.separate,
-            warming_up=self.step_number < warmup_rollouts(self.args),
+            warming_up=self._is_warming_up,
         )
         outcomes = list(update.run(samples))
         for outcome in outcomes:
             self.averager.update(outcome.metrics)
         self.guard_nonfinite(*(outcome.finite for outcome in outcomes))
+
+    @property
+    def _is_warming_up(self) -> bool:
+        return self.step_number < warmup_rollouts(self.args)
 
     def _training(self) -> list[CriticTraining]:
         if self.separate:
@@ -174,6 +176,8 @@ class ActorCriticTrainer(ReinforceTrainer):
         else:
             by_agent = {a.index: e for g, e in zip(self.team.trainable, self.engines, strict=True) for a in g}
             engines, coef = [by_agent[critic.index] for critic in self.critics], self.args.value_loss_coef
+        if not self.separate and self._is_warming_up:  # the heads alone
+            engines = [engine.head if isinstance(engine, HeadedEngine) else engine for engine in engines]
         return [
             CriticTraining(critic, estimate, engine, self._group(critic.index), coef)
             for critic, estimate, engine in zip(self.critics, self.estimates, engines, strict=True)
@@ -229,7 +233,7 @@ class ActorCriticTrainer(ReinforceTrainer):
         self._save_critics(directory)
 
     def _save_critics(self, directory: str | Path) -> None:
-        save_critics([critic for critic in self.critics if self._group(critic.index).is_first], directory)
+        save_critics(self.critics, directory, self.mesh)
         self.world.barrier()
 
 

@@ -13,20 +13,23 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from mlrl.agents import Agent
+from mlrl.centralized import actors, make_environment
 from mlrl.checkpoint import Entity
-from mlrl.config import TrainerConfig
+from mlrl.config import TrainingConfig
 from mlrl.config_checks import check_field
 from mlrl.config_file import dump_config, masked
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError, NonFiniteError
-from mlrl.parallel.engine import OptimizerSettings
+from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.launch import Launch
+from mlrl.parallel.zero import ZeroEngine
 from mlrl.resume import Resume
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import RunFolder, default_run_name, keep_config
-from mlrl.task import Environment, Task
+from mlrl.task import Task
 from mlrl.tracking import (
     LoggingInterval,
     MetricAverager,
@@ -70,7 +73,7 @@ class Trainer:
         ConfigError: for whatever is wrong, before any weights are read where it can be known by then.
     """
 
-    config_class: ClassVar[type[TrainerConfig]]
+    config_class: ClassVar[type[TrainingConfig]]
     algorithm: ClassVar[str]
     takes_own_rewards: ClassVar[bool] = False
     """Whether a reward may be one number an agent."""
@@ -92,7 +95,7 @@ class Trainer:
         metrics_callback: Callable | None = None,
         model_config: dict[str, Any] | None = None,
         wandb_config: dict[str, Any] | None = None,
-        args: TrainerConfig | None = None,
+        args: TrainingConfig | None = None,
         *,
         task: Task | None = None,
     ):
@@ -108,22 +111,18 @@ class Trainer:
             "metrics_callback": metrics_callback,
         }
         self.args = args if args is not None else self.config_class()
-        if not isinstance(self.args, TrainerConfig):
+        if not isinstance(self.args, TrainingConfig):
             raise ConfigError(f"args={type(self.args).__name__}: not a config. Give a {self.config_class.__name__}")
         self.launch = Launch.detect()
         models = team_models(self.args, agent_model=agent_model, agents=agents, num_agents=num_agents)
+        num_roles = len(models)
+        self.args.check(num_roles)
+        models = actors(models, self.args)
         self.num_agents = len(models)
-        self.args.check(self.num_agents)
         self.mesh = make_mesh(self.args, self.launch, self.num_agents)
         self.world = self.mesh.world
         self.task = whole_task(task, pieces)
-        self.environment = Environment(
-            self.task,
-            self.num_agents,
-            self.args.num_turns,
-            self.args.external_prompt_passthrough,
-            self.takes_own_rewards,
-        )
+        self.environment = make_environment(self.task, num_roles, self.args, self.takes_own_rewards)
         self.wandb_config = _wandb_settings(self.args, wandb_config)
         check_report_to(self.args.report_to)
         if self.args.run_name is not None and self.args.resume_from_checkpoint is None:
@@ -143,15 +142,7 @@ class Trainer:
         self.collector = prepared.load(mesh=self.mesh)
         self.team, self.sampler = self.collector.team, self.collector.sampler
         self._load_extras()
-        self.engines = [
-            make_engine(
-                agents,
-                self.mesh.agents[agents[0].index],
-                self._optimizer_settings(rates[agents[0].index]),
-                self.launch.zero,
-            )
-            for agents in self.team.trainable
-        ]
+        self.engines = [self._make_engine(agents, rates[agents[0].index]) for agents in self.team.trainable]
         self.averager, self.interval = MetricAverager(), LoggingInterval(self.args.logging_steps)
         self.step_number = self.env_step = self.items_done = 0
         self.epoch = 0.0
@@ -378,17 +369,14 @@ class Trainer:
             )
 
     def growth(self, **changes: Any) -> Growth:
-        """How training trees are grown; `changes` replace fields."""
+        """How episodes are played in training; `changes` replace fields."""
         args = self.args
         base = Growth(
-            generations=(args.num_generations,) * args.num_turns,
+            generations=(1,) * args.num_turns,
             sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.max_new_tokens),
             seed=args.seed,
-            joint_mode=args.joint_mode,
             threshold=args.early_termination_threshold,
-            scope=args.early_termination_scope,
             reseed=self.step_number,
-            greedy_baseline=args.advantage_mode == "greedy",
             discount=args.discount,
             max_prompt_tokens=args.max_prompt_tokens,
             prompt_limits=self.prompt_limits,
@@ -455,7 +443,7 @@ class Trainer:
 
     def _save_run(self) -> dict[str, Path]:
         """Writes what was trained into the run folder; where each kind lies."""
-        self.save_model(self.run_folder.agents)
+        self.team.save(self.run_folder.agents)
         return {"agents": self.run_folder.agents}
 
     def save_model(self, directory: str | Path) -> None:
@@ -482,6 +470,11 @@ class Trainer:
     def _most_items(self) -> int:
         args = self.args
         return args.max_steps * args.rollout_batch_size if args.max_steps is not None else 10**18
+
+    def _make_engine(self, agents: Sequence[Agent], learning_rate: float) -> Engine | ZeroEngine:
+        """The optimization of the weights that these agents train."""
+        group = self.mesh.agents[agents[0].index]
+        return make_engine(agents, group, self._optimizer_settings(learning_rate), self.launch.zero)
 
     def _optimizer_settings(self, learning_rate: float) -> OptimizerSettings:
         args = self.args
@@ -522,7 +515,6 @@ class Trainer:
             "agents": f"{self.num_agents} × {', '.join(names)}",
             "trained": f"{trained:,} of {every:,} parameters ({self.args.tuning}, {dtype})",
             "device": self._describe_devices(),
-            "rollouts": describe_rollouts(self.args),
             "steps": steps,
             "run folder": self.run_folder.path,
         }
@@ -539,18 +531,7 @@ class Trainer:
         return {"peak memory": f"{peak:.2f} GB" + (" a rank" if self.world.size > 1 else "")}
 
 
-def describe_rollouts(args: TrainerConfig) -> str:
-    """Size of a step in words, and which of the settings are the task's."""
-    turns = f"{args.num_turns} turn{'s' if args.num_turns > 1 else ''}"
-    text = (
-        f"{args.rollout_batch_size} items a step, {turns}, {args.num_generations} generations ({args.joint_mode}) "
-        f"of up to {args.max_new_tokens} tokens"
-    )
-    own = ("rollout_batch_size", "num_turns", "num_generations", "joint_mode", "max_new_tokens")
-    return f"{text}, as the task recommends" if any(args.sources.get(name) == "task" for name in own) else text
-
-
-def _wandb_settings(args: TrainerConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
+def _wandb_settings(args: TrainingConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
     flags = {"project": args.wandb_project, "entity": args.wandb_entity, "tags": args.wandb_tags, "dir": args.wandb_dir}
     return check_wandb_config(wandb_config, **flags)
 

@@ -29,6 +29,7 @@ from mlrl.resume import (
     data_fingerprint,
     file_sizes,
     find_resume,
+    put_aside,
     source_fingerprint,
 )
 from mlrl.run_folder import RunFolder, to_jsonable
@@ -258,4 +259,7 @@ def cut_back(folder: RunFolder, resume: Resume) -> list[str]:
     """Takes out of the run folder what the run writes again; notes on what was there no more. First rank only."""
     if resume.run_folder is None:
         return []
-    return cut_files(folder, resume.state.get("sizes", {}))
+    if resume.checkpoint is None:
+        put_aside(folder)
+        return []
+    return cut_files(folder, resume.state["sizes"])

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from mlrl.config import TrainerConfig
-from mlrl.critic_inputs import CriticInput, action_inputs, counterfactual_inputs, state_inputs
+from mlrl.critic_inputs import action_inputs, counterfactual_inputs, state_inputs
 from mlrl.critic_samples import CriticEstimate, from_values, task_advantages
 from mlrl.critics import Critic
 from mlrl.estimators.td import WeightedStatistics, actor_advantages, counterfactual_advantages
 from mlrl.losses.value import ExplainedVariance
-from mlrl.parallel.group import Group, spread
+from mlrl.parallel.group import Group
 from mlrl.rollout.tree import RolloutTree
 from mlrl.trainers.estimate import kl_to_go_of_agent
 from mlrl.trainers.samples import Sample
@@ -38,7 +38,7 @@ class CriticReport:
 def estimate_over(critic: Critic, trees: Sequence[RolloutTree], group: Group, args: TrainerConfig) -> CriticEstimate:
     """`critic_samples.estimate_critic` with the inputs spread over the ranks that hold the critic."""
     inputs = state_inputs(critic.reader, trees) if critic.critic_type == "v" else action_inputs(critic.reader, trees)
-    values = _values(critic, inputs, group, args.micro_batch_tokens)
+    values = critic.values(inputs, args.micro_batch_tokens, group)
     return from_values(
         critic,
         trees,
@@ -65,7 +65,7 @@ def report_over(
         if counterfactual:
             inputs = counterfactual_inputs(critic.reader, trees, agent)
             num_generations = len(trees[0].root.responses[0])
-            values = _values(critic, inputs, group, args.micro_batch_tokens)
+            values = critic.values(inputs, args.micro_batch_tokens, group)
             task[agent] = counterfactual_advantages(values.reshape(-1, num_generations, num_generations))
         else:
             task[agent] = task_advantages(critic, estimate, trees, agent)
@@ -116,11 +116,3 @@ def set_advantages(
             node.advantages.append(row)
         noise.append([statistics is not None and statistics.is_noise] * len(nodes))
     return noise
-
-
-def _values(critic: Critic, inputs: Sequence[CriticInput], group: Group, max_tokens: int) -> Tensor:
-    """Values of all inputs on every rank of the group, each computed by one of them."""
-    owners = spread([float(sum(map(len, given.segments))) for given in inputs], group.size)
-    mine = [number for number, owner in enumerate(owners) if owner == group.index]
-    values = critic.values([inputs[number] for number in mine], max_tokens).tolist()
-    return torch.tensor(group.collect(dict(zip(mine, values, strict=True)), len(inputs)), dtype=torch.float64)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlrl.agents import Team
 from mlrl.config import TrainerConfig
-from mlrl.critic_samples import CriticEstimate, ValueSample, critic_loss, value_batches
+from mlrl.critic_inputs import rank_critic_batches
+from mlrl.critic_samples import CriticEstimate, ValueSample, critic_loss
 from mlrl.critics import Critic
 from mlrl.losses.policy import PolicyLossSettings
 from mlrl.losses.value import ValueLossOutputs, ValueLossSettings
 from mlrl.parallel.engine import Engine
-from mlrl.parallel.group import Group, spread
+from mlrl.parallel.group import Group
+from mlrl.parallel.headed import HeadedEngine
 from mlrl.parallel.zero import ZeroEngine
 from mlrl.trainers.policy_update import PolicyUpdate, UpdateOutcome, merge
 from mlrl.trainers.samples import Sample
@@ -35,7 +36,7 @@ class CriticTraining:
 
     critic: Critic
     estimate: CriticEstimate
-    engine: Engine
+    engine: Engine | ZeroEngine | HeadedEngine
     group: Group
     coef: float = 1.0
 
@@ -52,7 +53,7 @@ class ActorCriticUpdate(PolicyUpdate):
     def __init__(
         self,
         team: Team,
-        engines: Sequence[Engine | ZeroEngine],
+        engines: Sequence[Engine | ZeroEngine | HeadedEngine],
         args: TrainerConfig,
         step: int,
         critics: Sequence[CriticTraining],
@@ -69,9 +70,8 @@ class ActorCriticUpdate(PolicyUpdate):
         started = time.perf_counter()
         of_critics = UpdateOutcome(finite=True)
         nodes = {id(sample.node) for sample in minibatch[0]}
-        with self._frozen_actors() if self.on_actors and self.warming_up else _as_they_are():
-            for training in self.critics:
-                self._backward_critic(training, nodes, of_critics)
+        for training in self.critics:
+            self._backward_critic(training, nodes, of_critics)
         if not self.on_actors or self.warming_up:
             self._step_critics(of_critics)
         of_critics = merge(self.team.mesh.world.gather(of_critics))
@@ -86,16 +86,27 @@ class ActorCriticUpdate(PolicyUpdate):
     def _backward_critic(self, training: CriticTraining, nodes: set[int], outcome: UpdateOutcome) -> None:
         """Gradients of a critic on the samples of these nodes, this rank's share of them."""
         chosen = [sample for sample in training.estimate.samples if id(sample.node) in nodes]
-        owners = spread([float(sum(map(len, sample.input.segments))) for sample in chosen], training.group.size)
-        mine = [sample for sample, owner in zip(chosen, owners, strict=True) if owner == training.group.index]
+        critic, engine = training.critic, training.engine
         scale = len(training.estimate.values_MA) / len(nodes)
         settings = ValueLossSettings(self.args.value_clip_range)
-        batches = list(value_batches(mine, self.args.micro_batch_tokens))
-        with training.critic.policy.use():
-            for number, (batch, own) in enumerate(batches, start=1):
-                outputs = critic_loss(training.critic, batch, own, settings, scale)
-                training.engine.backward(training.coef * outputs.loss, last=number == len(batches))
-                _record_loss(outcome, training.critic.index, own, outputs)
+        batches = rank_critic_batches(
+            [sample.input for sample in chosen],
+            training.group,
+            self.args.micro_batch_tokens,
+            lockstep=engine.lockstep or critic.policy.base.shard is not None,
+        )
+        head_only = self.on_actors and self.warming_up
+        with critic.policy.use():
+            for number, batch in enumerate(batches, start=1):
+                if batch.numbers:
+                    own = [chosen[place] for place in batch.numbers]
+                    outputs = critic_loss(critic, batch, own, settings, scale, head_only)
+                    loss = training.coef * outputs.loss
+                    _record_loss(outcome, critic.index, own, outputs)
+                else:
+                    loss = 0.0 * critic.forward(batch.tree, head_only).sum()
+                # the actor's own gradients follow those of a head on it
+                engine.backward(loss, last=number == len(batches) and not self.on_actors)
 
     def _step_critics(self, outcome: UpdateOutcome) -> None:
         """A step of every engine that trains critics; of none where a gradient anywhere is not finite."""
@@ -112,24 +123,6 @@ class ActorCriticUpdate(PolicyUpdate):
                 outcome.add(f"{name}/grad_clipped_fraction", float(norm > (self.args.max_grad_norm or math.inf)))
                 outcome.add(f"{name}/learning_rate", training.engine.learning_rate)
             training.engine.step(norm)
-
-    @contextmanager
-    def _frozen_actors(self) -> Iterator[None]:
-        """Nothing but the heads gets gradients inside."""
-        heads = {id(p) for training in self.critics for p in training.critic.parameters}
-        actors = [p for engine in self.engines for p in engine.parameters if id(p) not in heads]
-        for parameter in actors:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in actors:
-                parameter.requires_grad_(True)
-
-
-@contextmanager
-def _as_they_are() -> Iterator[None]:
-    yield
 
 
 def _record_loss(

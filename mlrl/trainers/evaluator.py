@@ -11,14 +11,15 @@ from typing import Any
 
 import yaml
 
+from mlrl.centralized import actors, make_environment
 from mlrl.config import EvaluationConfig
-from mlrl.config_rules import count_agents, team_models
+from mlrl.config_rules import DEFAULT_NUM_AGENTS, count_agents, team_models
 from mlrl.errors import ConfigError
 from mlrl.parallel.launch import Launch
 from mlrl.rollout.tree import Node, RolloutTree
 from mlrl.run_folder import to_jsonable
 from mlrl.storage import write_whole
-from mlrl.task import Environment, Task
+from mlrl.task import Task
 from mlrl.trainers.data import first_items
 from mlrl.trainers.evaluation import episodes, evaluate, evaluation_growth
 from mlrl.trainers.setup import make_mesh, prepare_team
@@ -88,7 +89,10 @@ def evaluate_team(
         models = [str(Path(args.agents_dir) / f"agent_{i}") for i in range(count_agents(args.agents_dir))]
     else:
         models = team_models(args, agents=agents)
-    args.check(len(models))
+    one_for_all = args.agents_dir is not None and args.collaboration_mode == "centralized"
+    num_roles = (args.num_agents or DEFAULT_NUM_AGENTS) if one_for_all else len(models)
+    args.check(num_roles)
+    models = actors(models, args)
     if task.eval_dataset is None:
         raise ConfigError("eval_dataset=None: the task has nothing to evaluate on. Give it an eval_dataset")
     if args.eval_num_samples == 0:
@@ -97,7 +101,7 @@ def evaluate_team(
         for doubt in _other_than_trained(task, args):
             warnings.warn(doubt, stacklevel=2)
     mesh = make_mesh(args, launch, len(models))
-    environment = Environment(task, len(models), args.num_turns, args.external_prompt_passthrough, True)
+    environment = make_environment(task, num_roles, args, per_agent_rewards=True)
     prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
     collector = prepared.load(trainable=False, mesh=mesh)
     items = mesh.world.from_first(lambda: first_items(task.eval_dataset, args.eval_num_samples))

@@ -59,6 +59,16 @@ def _reward_pairs(name: str, nodes: Sequence[Node], discount: float, raw_rewards
     return pairs
 
 
+def reward_sums(trees: Sequence[RolloutTree], name: str) -> Pairs:
+    """Present rewards of the trees by turn, as `turn_k/<name>`."""
+    pairs: Pairs = {}
+    for node in (node for tree in trees for node in tree.nodes()):
+        total, count = pairs.get(f"turn_{node.turn + 1}/{name}", (0.0, 0.0))
+        rewards = flat(node.rewards)
+        pairs[f"turn_{node.turn + 1}/{name}"] = (total + sum(rewards), count + len(rewards))
+    return pairs
+
+
 def advantage_metrics(
     samples: Sequence[Sequence[Sample]], zero_std: Sequence[Sequence[bool]], args: TrainerConfig
 ) -> Pairs:

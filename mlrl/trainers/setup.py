@@ -15,10 +15,12 @@ from transformers.pytorch_utils import Conv1D
 
 from mlrl.agents import Agent, Team
 from mlrl.calling import shown
-from mlrl.config import AgentArguments, EvaluationConfig, TrainerConfig
+from mlrl.config import AgentArguments, EvaluationConfig, TrainingConfig
 from mlrl.config_checks import check_field, setting_types
+from mlrl.config_critics import ActorCriticArguments, critic_extra_ranks
 from mlrl.config_rules import extra_ranks
 from mlrl.errors import ConfigError
+from mlrl.models.base import Policy
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.group import Group
 from mlrl.parallel.launch import Launch
@@ -41,7 +43,7 @@ class PreparedTeam:
         options: further arguments of `Team.load`.
     """
 
-    args: TrainerConfig | EvaluationConfig
+    args: TrainingConfig | EvaluationConfig
     launch: Launch
     environment: Environment
     sources: list[Source]
@@ -73,7 +75,7 @@ class PreparedTeam:
 
 
 def prepare_team(
-    args: TrainerConfig | EvaluationConfig,
+    args: TrainingConfig | EvaluationConfig,
     launch: Launch,
     environment: Environment,
     models: Sequence[Any],
@@ -104,7 +106,7 @@ def prepare_team(
                 f"max_new_tokens={args.max_new_tokens!r}: the model holds {length} tokens, prompt and response "
                 f"together. Give less than {length}."
             )
-    if isinstance(args, TrainerConfig):
+    if isinstance(args, TrainingConfig):
         _check_targets(args, sources)
         _check_reference(args, sources)
     _check_first_prompts(args, environment, tokenizers, limits)
@@ -112,23 +114,27 @@ def prepare_team(
     return PreparedTeam(args, launch, environment, sources, tokenizers, limits, dtype, options)
 
 
-def make_mesh(args: TrainerConfig | EvaluationConfig, launch: Launch, num_agents: int) -> Mesh:
+def make_mesh(args: TrainingConfig | EvaluationConfig, launch: Launch, num_agents: int) -> Mesh:
     """The groups of ranks that hold each agent and what has ranks of its own, with the lifeline between all ranks.
 
     Raises:
         ConfigError: the ranks do not come out even.
     """
-    placed = isinstance(args, TrainerConfig)
+    placed = isinstance(args, TrainingConfig)
     agents, extras = plan_ranks(
         launch.world_size,
         num_agents,
         args.placement if placed else "shared",
         args.ranks_per_agent if placed else None,
-        extra_ranks(args) if placed else None,
+        _extra_ranks(args) if placed else None,
     )
     mesh = Mesh.create(launch.rank, launch.world_size, agents, extras)
     Lifeline.start(mesh.world)
     return mesh
+
+
+def _extra_ranks(args: TrainingConfig) -> dict[str, int]:
+    return extra_ranks(args) | (critic_extra_ranks(args) if isinstance(args, ActorCriticArguments) else {})
 
 
 def make_engine(
@@ -141,7 +147,17 @@ def make_engine(
         group: the ranks that hold them.
         zero: ZeRO settings; at stage 3 adapters stay whole beside their sharded base.
     """
-    policy, parameters = agents[0].policy, agents[0].parameters
+    return policy_engine(agents[0].policy, agents[0].parameters, group, settings, zero)
+
+
+def policy_engine(
+    policy: Policy,
+    parameters: Sequence[nn.Parameter],
+    group: Group,
+    settings: OptimizerSettings,
+    zero: dict[str, Any] | None,
+) -> Engine | ZeroEngine:
+    """The same of the weights of one policy, an adapter's or a whole network's."""
     if zero is None or (zero["stage"] == 3 and policy.adapter is not None):
         return Engine(parameters, settings, group)
     if policy.adapter is not None:
@@ -171,7 +187,7 @@ def whole_task(task: Task | None, pieces: dict[str, Any]) -> Task:
     return task
 
 
-def _agent_arguments(args: TrainerConfig | EvaluationConfig) -> AgentArguments:
+def _agent_arguments(args: TrainingConfig | EvaluationConfig) -> AgentArguments:
     """What a team is loaded with; evaluation has no settings of tuning, so those are the defaults there."""
     own = {field.name for field in fields(args)}
     return AgentArguments(**{f.name: getattr(args, f.name) for f in fields(AgentArguments) if f.name in own})
@@ -197,7 +213,7 @@ def _model_options(model_config: dict[str, Any] | None) -> dict[str, Any]:
     return options
 
 
-def _check_targets(args: TrainerConfig, sources: Sequence[Source]) -> None:
+def _check_targets(args: TrainingConfig, sources: Sequence[Source]) -> None:
     """Every target of fresh adapters is found among the linear layers of its model, the output layer excepted."""
     targets = args.lora_target_modules
     if args.tuning == "full" or targets in ("all-linear", ["all-linear"]):
@@ -237,9 +253,9 @@ def _targeted(target: str, layers: Sequence[str], is_regex: bool) -> list[str]:
         raise ConfigError(f"lora_target_modules={target!r}: is no regex ({error}). Correct it, or give names") from None
 
 
-def _check_reference(args: TrainerConfig, sources: Sequence[Source]) -> None:
+def _check_reference(args: TrainingConfig, sources: Sequence[Source]) -> None:
     """A reference model of its own can be found and speaks the agents' tokens."""
-    if args.reference_model is None or args.reference_kl_coef == 0:
+    if args.reference_model is None or args.no_reference:
         return
     try:
         reference = resolve_source(args.reference_model)
@@ -262,7 +278,7 @@ def _vocabulary(source: Source) -> int:
 
 
 def _check_first_prompts(
-    args: TrainerConfig | EvaluationConfig,
+    args: TrainingConfig | EvaluationConfig,
     environment: Environment,
     tokenizers: Sequence[Any],
     limits: Sequence[int | None],
