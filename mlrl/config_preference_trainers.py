@@ -31,7 +31,8 @@ from mlrl.config_preference import (
     check_preferences,
     check_reward_model,
 )
-from mlrl.config_rollout import check_rewards
+from mlrl.config_rollout import RewardArguments, check_rewards
+from mlrl.errors import ConfigError
 
 # rl_algorithm → the baseline of its trainer and what divides it
 _BASELINES = {
@@ -52,6 +53,7 @@ class MADPOConfig(
     AgentArguments,
     PlacementArguments,
     SamplingArguments,
+    RewardArguments,
     LearningArguments,
     EvaluationArguments,
     RunArguments,
