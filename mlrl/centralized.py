@@ -81,7 +81,7 @@ class CentralizedEnvironment(Environment):
         result = super().rewards(item=item, completions=own, item_index=item_index, **rest)
         if result.raw.ndim == 1:
             return result
-        return RewardResult(result.processed.mean(1), result.raw.mean(1))
+        return dataclasses.replace(result, processed=result.processed.mean(1), raw=result.raw.mean(1))
 
     def eval_rows(
         self, *, agent_completions_turns: Sequence[Sequence[Sequence[str]]], items: Sequence[Mapping[str, Any]]

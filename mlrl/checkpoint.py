@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlrl.errors import ConfigError
+from mlrl.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ _WRITING = ".writing-"
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
-class CheckpointError(OSError):
+class CheckpointError(StorageError):
     """A checkpoint could not be written; earlier ones are as they were."""
 
 

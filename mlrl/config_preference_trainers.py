@@ -146,6 +146,11 @@ class MARLHFIterConfig(MARLHFConfig):
 def _check_critics_used(config: Any) -> list[str]:
     """Settings of critics that the policy algorithm does not have."""
     own = _CRITIC_GROUPS.get(config.rl_algorithm)
+    if own is None and config.critic_ranks != "agents":
+        raise ConfigError(
+            f"critic_ranks={config.critic_ranks!r}: rl_algorithm={config.rl_algorithm!r} has no critics, and these "
+            "ranks would have nothing to do. Use maac or iac, or leave critic_ranks out."
+        )
     used = {field.name for field in fields(own)} if own else set()
     groups = [field for group in _CRITIC_GROUPS.values() for field in fields(group)]
     unused = {field.name: field.default for field in groups if field.name not in used and field.default is not MISSING}

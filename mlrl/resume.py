@@ -21,6 +21,7 @@ from mlrl.checkpoint import (
     step_of,
 )
 from mlrl.errors import ConfigError
+from mlrl.rows import read_row
 from mlrl.run_folder import RunFolder, to_jsonable
 
 LATEST = "latest"
@@ -31,7 +32,8 @@ MAY_CHANGE = {
     *("logging_steps", "report_to", "output_dir", "run_name", "completions_steps", "max_nonfinite_steps"),
     *("wandb_project", "wandb_entity", "wandb_tags", "wandb_dir"),
     *("eval_interval", "eval_num_samples", "eval_num_generations", "eval_batch_size", "eval_temperature"),
-    *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed", "reward_timeout"),
+    *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed"),
+    *("reward_timeout", "reward_processes"),
     *("placement", "ranks_per_agent", "reference_ranks", "critic_ranks", "reward_model_ranks", "comparator_ranks"),
     *("micro_batch_tokens", "max_rollout_rows", "gradient_checkpointing", "attn_implementation"),
 }
@@ -202,7 +204,7 @@ def data_fingerprint(dataset: Any) -> str | None:
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         count = len(dataset)
         numbers = sorted({round(i * (count - 1) / (_ROWS_READ - 1)) for i in range(_ROWS_READ)})
-        rows, label = [dict(dataset[n]) for n in numbers], f"{count} rows"
+        rows, label = [read_row(dataset, "train_dataset", n) for n in numbers], f"{count} rows"
     else:
         rows, label = [dict(row) for row in itertools.islice(iter(dataset), 1)], "stream"
     text = json.dumps(to_jsonable(rows), sort_keys=True, ensure_ascii=True)

@@ -273,6 +273,7 @@ def test_what_cannot_be_is_said_before_models_load(tmp_path):
         (MADPOConfig, {"reference_ranks": 1, "dpo_reference": False}, "reference_ranks=1: .* dpo_reference is False"),
         (MADPOConfig, {"num_generations": 4}, "num_generations: there is no such setting"),
         (MADPOConfig, {"comparator_ranks": 1}, "comparator_ranks=1: only another model"),
+        (MARLHFConfig, {"critic_ranks": 1}, "critic_ranks=1: rl_algorithm='magrpo' has no critics"),
     ):
         with pytest.raises(ConfigError, match=words):
             config(**settings)
