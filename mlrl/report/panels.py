@@ -37,7 +37,7 @@ TITLES = {
     "grad_norm": ("Gradient norm", "Before clipping."),
     "grad_clipped_fraction": ("Clipped gradients", "Share of updates whose gradient was clipped."),
     "learning_rate": ("Learning rate", ""),
-    "value_loss": ("Value loss", ""),
+    "value_loss": ("Value loss", "Of the critics: half the squared distance to their targets, summed over the batch."),
     "explained_variance": ("Explained variance", "1: the critic predicts every return. 0: no better than their mean."),
     "throughput/generated_tokens_per_s": ("Tokens a second", "Sampled while sampling, trained on while updating."),
     "time/step_s": ("Seconds a step", "Whole step, and its parts; an update is one of possibly several in a step."),
@@ -114,8 +114,8 @@ def _take_apart(name: str) -> tuple[bool, str, str, str]:
     """(of an evaluation?, turn, metric without turn and member, member), e.g. (False, "1", "loss", "agent 0")."""
     evaluation, rest = name.startswith("eval/"), name.removeprefix("eval/")
     turn = ""
-    if match := _TURN.match(rest):
-        turn, rest = match[1], rest[match.end() :]
+    if match := _TURN.search(rest):
+        turn, rest = match[1], rest[: match.start()] + rest[match.end() :]
     variant = ""
     if match := _MEMBER.search(rest):
         variant = f"{match[1]} {match[2]}"

@@ -212,7 +212,7 @@ class ActorCriticTrainer(ReinforceTrainer):
     def _interval_metrics(self) -> dict[str, float]:
         """Explained variances, from the sums of all steps since the last line."""
         values = {
-            f"turn_{turn + 1}/critic_{critic}/explained_variance": explained.value
+            f"critic/turn_{turn + 1}/critic_{critic}/explained_variance": explained.value
             for (turn, critic), explained in sorted(self._explained.items())
         }
         self._explained = {}
