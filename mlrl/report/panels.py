@@ -37,7 +37,7 @@ TITLES = {
     "grad_norm": ("Gradient norm", "Before clipping."),
     "grad_clipped_fraction": ("Clipped gradients", "Share of updates whose gradient was clipped."),
     "learning_rate": ("Learning rate", ""),
-    "value_loss": ("Value loss", "Of the critics: half the squared distance to their targets, summed over the batch."),
+    "value_loss": ("Value loss", "Squared distance of the critics' values to their targets."),
     "explained_variance": ("Explained variance", "1: the critic predicts every return. 0: no better than their mean."),
     "throughput/generated_tokens_per_s": ("Tokens a second", "Sampled while sampling, trained on while updating."),
     "time/step_s": ("Seconds a step", "Whole step, and its parts; an update is one of possibly several in a step."),

@@ -344,9 +344,6 @@ CALLABLES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"metrics_callback": {}}, ("metrics_callback={}", "cannot be called", "Give a function")),
 ]
 
-# Checkpoints: folders given to resume from, and what the message holds.
-CHECKPOINTS: list[tuple] = []
-
 # Rows that run as a command of their own: script, words, what the message holds.
 COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("maremax", "--num_generations 1", ("num_generations=1", "Give num_generations of 2 or more")),
