@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlrl.checkpoint import read_checkpoint_metadata
 from mlrl.parallel.signals import STOPPED, Stopped
 from mlrl.trainers import (
     IACTrainer,
@@ -86,3 +87,19 @@ def test_a_stopped_run_goes_on_to_the_same_end(name, tiny_llama, tmp_path):
     assert caught.value.code == STOPPED
     make(trainer, tiny_llama, tmp_path, "stopped", resume_from_checkpoint="latest", **settings).train()
     assert_same(result(tmp_path / "whole"), result(tmp_path / "stopped"))
+
+
+def test_the_wandb_run_is_the_same_one(tiny_llama, tmp_path):
+    settings = {"num_turns": 1, "num_train_epochs": 1, "eval_interval": 0, "save_steps": 1, "report_to": ["wandb"]}
+    with pytest.raises(Crash):
+        make(MAGRPOTrainer, tiny_llama, tmp_path, "run", StopAt(5, crash), **settings).train()
+    told = read_checkpoint_metadata(tmp_path / "run/checkpoints/checkpoint-2")
+    assert told["trainer"] == "MAGRPO" and told["version"] and told["wandb"]["project"] == "mlrl"
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "run", resume_from_checkpoint="latest", **settings).train()
+    branch = str(tmp_path / "run/checkpoints/checkpoint-3")
+    settings |= {"num_train_epochs": 2, "resume_from_checkpoint": branch}
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "branch", **settings).train()
+    ids = [path.name.rpartition("-")[2] for path in sorted((tmp_path / "run/wandb").glob("offline-run-*"))]
+    assert ids == [told["wandb"]["id"]] * 2
+    [other] = (tmp_path / "branch/wandb").glob("offline-run-*")
+    assert other.name.rpartition("-")[2] != told["wandb"]["id"]
