@@ -32,7 +32,6 @@ from mlrl.config_preference import (
     check_reward_model,
 )
 from mlrl.config_rollout import RewardArguments, check_rewards
-from mlrl.errors import ConfigError
 
 # rl_algorithm → the baseline of its trainer and what divides it
 _BASELINES = {

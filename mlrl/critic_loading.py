@@ -103,7 +103,16 @@ def load_critics(
         tokenizers = [member.tokenizer for member in team.agents]
         reader = CriticReader(own, tokenizers, agent, min(limits) if limits else None)
         critics.append(
-            Critic(number, policy, head.to(language_model.device), reader, source, config.critic_type, not separate)
+            Critic(
+                number,
+                policy,
+                head.to(language_model.device),
+                reader,
+                source,
+                config.critic_type,
+                not separate,
+                is_new=saved is None,
+            )
         )
     _mark_trained(team, critics, arguments)
     return critics

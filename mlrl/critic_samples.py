@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,6 +115,18 @@ def from_values(
         rows = torch.tensor([node.turn == turn for node in nodes])
         explained[turn] = ExplainedVariance.of(returns_M[rows], values_MA.mean(1)[rows])
     return CriticEstimate(values_MA, targets_MJ, samples, explained)
+
+
+def mean_return(trees: Sequence[RolloutTree], agent: int | None, discount: float) -> float:
+    """Mean over turns of the mean return of their nodes: where the values of a critic begin.
+
+    From 0 they would take many updates to come to the size of returns, and all that time advantages, which are not
+    centred, would say little but that."""
+    turns: dict[int, list[float]] = {}
+    for node in (node for tree in trees for node in tree.nodes()):
+        returns = [own_reward(r, agent) for r in node.returns(discount)]
+        turns.setdefault(node.turn, []).append(math.fsum(returns) / len(returns))
+    return math.fsum(math.fsum(means) / len(means) for means in turns.values()) / len(turns)
 
 
 def task_advantages(critic: Critic, estimate: CriticEstimate, trees: Sequence[RolloutTree], agent: int) -> Tensor:

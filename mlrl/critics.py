@@ -57,6 +57,7 @@ class Critic:
         reader: makes its inputs.
         critic_type: `v` or `q`.
         on_actor: whether the network is its actor's, so that the actor's optimizer trains both.
+        is_new: whether its head has never been trained.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Critic:
     source: Source
     critic_type: str
     on_actor: bool
+    is_new: bool = True
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -91,6 +93,11 @@ class Critic:
         with torch.no_grad():
             hidden = base.score(packed, value_head=nn.Identity())[0]
         return self.head(hidden)
+
+    @torch.no_grad()
+    def start_at(self, value: float) -> None:
+        """Makes all values of a new head this one."""
+        self.head.value.bias.fill_(value)
 
     @torch.no_grad()
     def values(self, inputs: Sequence[CriticInput], max_tokens: int, group: Group | None = None) -> Tensor:

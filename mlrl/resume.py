@@ -17,9 +17,11 @@ from mlrl.checkpoint import (
     is_checkpoint_name,
     is_half_written,
     read_checkpoint_metadata,
+    recover,
     step_of,
 )
 from mlrl.errors import ConfigError
+from mlrl.rows import read_row
 from mlrl.run_folder import RunFolder, to_jsonable
 
 LATEST = "latest"
@@ -30,7 +32,8 @@ MAY_CHANGE = {
     *("logging_steps", "report_to", "output_dir", "run_name", "completions_steps", "max_nonfinite_steps"),
     *("wandb_project", "wandb_entity", "wandb_tags", "wandb_dir"),
     *("eval_interval", "eval_num_samples", "eval_num_generations", "eval_batch_size", "eval_temperature"),
-    *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed", "reward_timeout"),
+    *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed"),
+    *("reward_timeout", "reward_processes"),
     *("placement", "ranks_per_agent", "reference_ranks", "critic_ranks", "reward_model_ranks", "comparator_ranks"),
     *("micro_batch_tokens", "max_rollout_rows", "gradient_checkpointing", "attn_implementation"),
 }
@@ -145,6 +148,7 @@ def _check_newest(checkpoint: Path, newest: Path | None, run: Path | None, where
 def _newest_whole(folder: Path, newest: Path | None, notes: list[str]) -> Path | None:
     """The newest checkpoint without fault, up to `newest`; every other is named."""
     damaged = []
+    recover(folder)
     found = checkpoints_in(folder)
     if newest is not None and newest in found:
         found = found[found.index(newest) :]
@@ -200,7 +204,7 @@ def data_fingerprint(dataset: Any) -> str | None:
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         count = len(dataset)
         numbers = sorted({round(i * (count - 1) / (_ROWS_READ - 1)) for i in range(_ROWS_READ)})
-        rows, label = [dict(dataset[n]) for n in numbers], f"{count} rows"
+        rows, label = [read_row(dataset, "train_dataset", n) for n in numbers], f"{count} rows"
     else:
         rows, label = [dict(row) for row in itertools.islice(iter(dataset), 1)], "stream"
     text = json.dumps(to_jsonable(rows), sort_keys=True, ensure_ascii=True)
@@ -237,7 +241,7 @@ def _digest(text: str) -> str:
 
 def file_sizes(folder: RunFolder) -> dict[str, int]:
     """Bytes of every file that a run only appends to."""
-    files = [folder.metrics, *sorted(folder.completions.glob("*.jsonl"))]
+    files = [folder.metrics, folder.histograms, *sorted(folder.completions.glob("*.jsonl"))]
     return {str(file.relative_to(folder.path)): file.stat().st_size for file in files if file.exists()}
 
 
@@ -258,7 +262,7 @@ def cut_files(folder: RunFolder, sizes: dict[str, int]) -> list[str]:
 
 def put_aside(folder: RunFolder) -> None:
     """Moves what a run wrote before it had a checkpoint into a folder `before_restart`, `before_restart-2` …"""
-    written = [path for path in (folder.metrics, folder.completions) if path.exists()]
+    written = [path for path in (folder.metrics, folder.histograms, folder.completions) if path.exists()]
     if not written:
         return
     name = "before_restart"

@@ -157,6 +157,16 @@ class RunFolder:
         return self.path / "completions"
 
     @property
+    def preferences(self) -> Path:
+        """Folder of the rounds of preference pairs."""
+        return self.path / "preferences"
+
+    @property
+    def histograms(self) -> Path:
+        """Distributions of rewards, one object a round."""
+        return self.preferences / "histograms.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of ``checkpoint-N``, N the step."""
         return self.path / "checkpoints"

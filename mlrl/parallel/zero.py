@@ -244,6 +244,24 @@ def set_own_part(parameter: nn.Parameter, value: torch.Tensor) -> None:
         parameter.copy_(value)
 
 
+def whole_of_parts(parameter: nn.Parameter, part: torch.Tensor, group: Group) -> torch.Tensor:
+    """The whole weight from what `own_part` gave on each rank; all ranks of the group call it."""
+    if not hasattr(parameter, "ds_tensor"):
+        return part
+    flat = torch.cat([one.flatten() for one in group.gather(part)])
+    return flat[: parameter.ds_numel].view(parameter.ds_shape)
+
+
+def part_of_whole(parameter: nn.Parameter, whole: torch.Tensor, group: Group) -> torch.Tensor:
+    """What `own_part` would give of a whole weight."""
+    if not hasattr(parameter, "ds_tensor"):
+        return whole
+    size = parameter.ds_tensor.numel()
+    flat = torch.zeros(size * group.size, dtype=whole.dtype)
+    flat[: whole.numel()] = whole.flatten()
+    return flat[group.index * size : (group.index + 1) * size].view(parameter.ds_tensor.shape)
+
+
 class _Ranks:
     """The entity's ranks, in the words that DeepSpeed asks."""
 

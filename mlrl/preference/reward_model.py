@@ -14,7 +14,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -141,6 +141,16 @@ class RewardModel:
         """Back to weights from `state`."""
         for parameter, value in zip(self.parameters, state, strict=True):
             parameter.copy_(value)
+
+    def kept(self) -> dict[str, Tensor]:
+        """What a checkpoint has to hold, by name."""
+        weights = {f"{number:04d}": value for number, value in enumerate(self.state())}
+        return weights | {"normalization": torch.tensor(astuple(self.normalization), dtype=torch.float64)}
+
+    def put_back(self, kept: dict[str, Tensor]) -> None:
+        """Goes on with what `kept` gave."""
+        self.normalization = Normalization(*kept["normalization"].tolist())
+        self.load_state([value for name, value in sorted(kept.items()) if name != "normalization"])
 
     def save(self, folder: str | Path) -> None:
         """Writes the adapter or network with its tokenizer, the head, and the normalization."""

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mlrl.agents import Agent, Team
+from mlrl.checkpoint import Kept
 from mlrl.models.base import Policy
-from mlrl.parallel.zero import own_part, set_own_part
+from mlrl.parallel.zero import own_part, part_of_whole, set_own_part, whole_of_parts
 from mlrl.preference.dropout import quiet_adapter
 
 Weights = list[list[Tensor]]  # of every distinct policy of a team, in agent order
@@ -55,6 +56,32 @@ class PolicyHistory:
     def load_state_dict(self, state: dict[int, Weights]) -> None:
         """Continues from a checkpoint."""
         self._starts = dict(state)
+
+
+def history_kept(history: PolicyHistory, team: Team) -> list[Kept]:
+    """A history as checkpoints hold it: whole weights, a file for each of the policies that live here."""
+    owners = list({id(agent.policy): agent for agent in reversed(team.agents) if agent.is_here}.values())[::-1]
+    kept = []
+    for place, agent in enumerate(owners):
+        group, parameters = team.mesh.agents[agent.index], agent.policy.parameters()
+
+        def get(place=place, group=group, parameters=parameters) -> dict[str, Tensor]:
+            return {
+                f"{round}.{number:04d}": whole_of_parts(parameter, weights[place][number], group)
+                for round, weights in history.state_dict().items()
+                for number, parameter in enumerate(parameters)
+            }
+
+        def put(tensors: dict[str, Tensor], place=place, group=group, parameters=parameters) -> None:
+            starts = history.state_dict()
+            for name, whole in sorted(tensors.items()):
+                round, _, number = name.partition(".")
+                weights = starts.setdefault(int(round), [[] for _ in owners])
+                weights[place].append(part_of_whole(parameters[int(number)], whole, group))
+            history.load_state_dict(starts)
+
+        kept.append(Kept(f"agent_{agent.index}/history", group, get, put))
+    return kept
 
 
 class FrozenTwin:

@@ -24,6 +24,7 @@ from mlrl.checkpoint import Entity
 from mlrl.config import IACConfig, MAACConfig, TrainerConfig
 from mlrl.config_critics import critic_learning_rate, critic_models, warmup_rollouts
 from mlrl.critic_loading import check_critic_models, load_critics
+from mlrl.critic_samples import mean_return
 from mlrl.critics import save_critics
 from mlrl.losses.value import ExplainedVariance
 from mlrl.parallel.engine import OptimizerSettings
@@ -132,6 +133,10 @@ class ActorCriticTrainer(ReinforceTrainer):
         """Every agent's samples with advantages from the critics, and what the critics learn (`estimates`)."""
         self.console.phase("advantages")
         samples = self._samples(trees)
+        if self.step_number == 0:
+            for critic in self.critics:
+                if critic.is_new:
+                    critic.start_at(mean_return(trees, critic.reader.agent, self.args.discount))
         self.estimates = [estimate_over(c, trees, self._group(c.index), self.args) for c in self.critics]
         told: dict[int, CriticReport] = {}
         for critic, estimate in zip(self.critics, self.estimates, strict=True):

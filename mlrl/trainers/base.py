@@ -15,7 +15,7 @@ from torch import nn
 
 from mlrl.agents import Agent
 from mlrl.centralized import actors, make_environment
-from mlrl.checkpoint import Entity
+from mlrl.checkpoint import Entity, Kept
 from mlrl.config import TrainingConfig
 from mlrl.config_checks import check_field
 from mlrl.config_file import dump_config, masked
@@ -147,6 +147,7 @@ class Trainer:
         self.step_number = self.env_step = self.items_done = 0
         self.epoch = 0.0
         self.generated_tokens = 0
+        self.last_reward = 0.0
         self.run_folder: RunFolder | None = None
         self.console = Console(enabled=False)  # until `train`, so that a step can be taken by hand
         self._nonfinite_in_a_row = 0
@@ -243,6 +244,10 @@ class Trainer:
             for agents, engine in zip(self.team.trainable, self.engines, strict=True)
         ]
 
+    def kept(self) -> list[Kept]:
+        """What else of tensors a run needs to go on."""
+        return []
+
     def _heads(self) -> dict[str, nn.Module]:
         """Modules on the agents' networks that their engines train too, by name."""
         return {}
@@ -252,6 +257,7 @@ class Trainer:
         return {
             "items_done": self.items_done,
             "generated_tokens": self.generated_tokens,
+            "last_reward": self.last_reward,
             "averages": self.averager.state(),
             "logged_at": self.interval.last,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
@@ -262,6 +268,7 @@ class Trainer:
     def restore_progress(self, progress: dict[str, Any]) -> None:
         """Takes over what `progress` gave."""
         self.items_done, self.generated_tokens = progress["items_done"], progress["generated_tokens"]
+        self.last_reward = progress["last_reward"]
         self.averager.restore(progress["averages"])
         self.interval.last = progress["logged_at"]
         self._nonfinite_in_a_row, self._evaluated_at = progress["nonfinite_in_a_row"], progress["evaluated_at"]

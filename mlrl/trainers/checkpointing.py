@@ -13,7 +13,7 @@ from torch import nn
 
 import mlrl
 from mlrl.agents import Agent
-from mlrl.checkpoint import CheckpointError, Entity, load_entity, write_checkpoint
+from mlrl.checkpoint import CheckpointError, Entity, load_entity, load_kept, write_checkpoint
 from mlrl.config_file import masked
 from mlrl.critics import Critic
 from mlrl.errors import ConfigError
@@ -94,6 +94,12 @@ class Checkpoints:
             self.write()
         self.stop_if_asked(fresh=due)
 
+    def phase_done(self) -> None:
+        """Something long that is no step is done: writes a checkpoint of the latest step anew."""
+        if self.schedule.folder is not None:
+            self.write()
+        self.stop_if_asked(fresh=True)
+
     def stop_if_asked(self, fresh: bool = False) -> None:
         """Writes a checkpoint and ends the run where a signal asked for it; `fresh`: the last one says all there is."""
         if self.schedule.folder is None:
@@ -142,6 +148,7 @@ class Checkpoints:
                 trainer.entities(),
                 trainer.world,
                 self.schedule.limit,
+                trainer.kept(),
             )
         except CheckpointError as error:
             trainer.console.warn(f"{error}. Training goes on; earlier checkpoints are as they were")
@@ -249,6 +256,8 @@ def restore(trainer: Trainer, resume: Resume) -> None:
         if entity.name not in resume.state["updates"]:
             raise ConfigError(f"resume_from_checkpoint={str(resume.checkpoint)!r}: holds nothing of {entity.name}")
         entity.engine.updates = resume.state["updates"][entity.name]
+    for kept in trainer.kept():
+        load_kept(resume.checkpoint, kept)
     trainer.step_number = resume.state["step"]
     trainer.env_step, trainer.epoch = resume.state["env_step"], resume.state["epoch"]
     trainer.restore_progress(resume.state["progress"])

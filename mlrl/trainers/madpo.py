@@ -40,6 +40,7 @@ class MADPOTrainer(PreferenceTrainer):
                 self._evaluate_and_log()
             self._run_step(batch)
             self._log_training()
+            self.checkpoints.after_step(batch)
 
     def step(self, batch: Batch) -> None:
         """One update of every agent; the items of the batch are (place among the round's pairs, pair)."""

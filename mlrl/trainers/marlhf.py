@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mlrl.checkpoint import Kept
 from mlrl.config import TrainingConfig
 from mlrl.config_preference import reward_learning_rate
 from mlrl.config_preference_trainers import MARLHFConfig, MARLHFIterConfig
@@ -57,12 +58,14 @@ class MARLHFTrainer(PreferenceTrainer):
         if self.round_state.phase == "fit":
             self._fit(round, pairs)
             self.round_state.enter("policy")
+            self.checkpoints.phase_done()
         for batch in self._remaining(self._policy_batches(round)):
             if self.args.eval_interval and self._crossed(batch):
                 self._evaluate_and_log()
             self._run_step(batch)
             if self.interval.due(self.env_step):
                 self._log_training()
+            self.checkpoints.after_step(batch)
 
     def collect(self, batch: Batch) -> list[RolloutTree]:
         """Trees whose rewards are the learned ones; the task's are logged beside them."""
@@ -98,6 +101,12 @@ class MARLHFTrainer(PreferenceTrainer):
         if self.reward_model is not None and self.mesh.reward_model.is_first:
             self.reward_model.save(folder)
         self.world.barrier()
+
+    def kept(self) -> list[Kept]:
+        model = self.reward_model
+        return super().kept() + (
+            [] if model is None else [Kept("reward_model", model.group, model.kept, model.put_back)]
+        )
 
     def _fit(self, round: int, pairs: list[PreferencePair]) -> None:
         """Refits the reward model on the ranks that hold it."""

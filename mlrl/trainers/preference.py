@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mlrl.checkpoint import Kept
 from mlrl.config_preference import num_comparator_candidates
 from mlrl.errors import ConfigError
 from mlrl.preference.collection import Collected, CollectionSettings, collect_pairs
@@ -21,6 +22,7 @@ from mlrl.preference.pairs import PreferencePair, require_pairs
 from mlrl.preference.replay import replay
 from mlrl.preference.rounds import FOLDER, Round, check_pairs, earlier_rounds, find_rounds, read_pairs, write_round
 from mlrl.preference.setup import check_comparator, make_comparator
+from mlrl.preference.snapshots import history_kept
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import append_jsonl
 from mlrl.trainers.base import Trainer
@@ -73,6 +75,7 @@ class PreferenceTrainer(Trainer):
         if self.round_state.phase == "collect":
             self.collect_round(round)  # → preferences/iteration_0001.jsonl
             self.round_state.enter(self.first_phase)
+            self.checkpoints.phase_done()
         pairs = self.draw_pairs()  # of this round and, with replay, of those before it
         self.learn(round, pairs)
 
@@ -118,10 +121,10 @@ class PreferenceTrainer(Trainer):
 
     def draw_pairs(self) -> list[PreferencePair]:
         """The pairs to learn from after the latest round on disk. Raises TaskError where there are none."""
-        args, folder = self.args, self.run_folder.path / FOLDER
+        args, folder, current = self.args, self.run_folder.path / FOLDER, max(self.round_state.round, 1)
         pairs = self.world.from_first(
             lambda: replay(
-                [*self.earlier, *find_rounds(folder)],
+                [*self.earlier, *(round for round in find_rounds(folder) if round.number <= current)],
                 mode=args.preference_replay_mode if self.iterative else "current",
                 k=args.preference_replay_k,
                 decay=args.preference_replay_lambda,
@@ -130,8 +133,9 @@ class PreferenceTrainer(Trainer):
             )
         )
         require_pairs(pairs, len(self.task.train_dataset))
-        self.averager.add_value("preference/num_learned_pairs", len(pairs))
-        self._log_training()
+        if self.round_state.phase == self.first_phase and self.round_state.batches == 0:  # else it was logged before
+            self.averager.add_value("preference/num_learned_pairs", len(pairs))
+            self._log_training()
         return pairs
 
     def _report(self, round: int, collected: Collected) -> None:
@@ -147,7 +151,7 @@ class PreferenceTrainer(Trainer):
         rewards = {"policy": collected.policy_rewards, "comparator": collected.comparator_rewards}
         if self.launch.is_main:
             record = {"round": round, "env_step": self.env_step, **reward_histograms(rewards)}
-            append_jsonl(self.run_folder.path / FOLDER / "histograms.jsonl", [record])
+            append_jsonl(self.run_folder.histograms, [record])
         histograms = {f"preference/{name}_rewards": values for name, values in rewards.items() if values}
         self.tracking.log_histograms(histograms, step=self.step_number, env_step=self.env_step, epoch=self.epoch)
 
@@ -168,6 +172,7 @@ class PreferenceTrainer(Trainer):
 
     def _load_extras(self) -> None:
         super()._load_extras()
+        self.round_state = RoundState(self.rounds.start)
         for policy in (p for agent in self.team.agents for p in (agent.policy, agent.reference) if p is not None):
             quiet_adapter(policy)
         for round in self.earlier:
@@ -187,8 +192,7 @@ class PreferenceTrainer(Trainer):
         self.console.start(None, None)
         if self.iterative and self.comparator is None:
             self.comparator = self._make_comparator(self.run_folder.path / FOLDER / "answers.jsonl")
-        self.round_state = RoundState(self.rounds.start)
-        if self.args.eval_interval:
+        if self.args.eval_interval and self.round_state == RoundState(self.rounds.start):
             self._evaluate_and_log()
 
     def _total_steps(self) -> int | None:
@@ -211,5 +215,18 @@ class PreferenceTrainer(Trainer):
                 continue
             if self.steps_left <= 0:
                 return
-            yield batch
             self.round_state.batches += 1
+            yield batch
+
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    def progress(self) -> dict[str, Any]:
+        return super().progress() | {"round": asdict(self.round_state)}
+
+    def restore_progress(self, progress: dict[str, Any]) -> None:
+        super().restore_progress(progress)
+        self.round_state = RoundState(**progress["round"])
+
+    def kept(self) -> list[Kept]:
+        history = getattr(self.comparator, "history", None)
+        return super().kept() + ([] if history is None else history_kept(history, self.team))

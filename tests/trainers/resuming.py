@@ -51,7 +51,8 @@ def terminate() -> None:
 def make(trainer: type, model: str, folder: Path, name: str, reward_func: Any = None, **changes: Any):
     """A trainer of two tiny agents over five rows; `changes` of the settings, and of the trainer's arguments."""
     arguments = {key: changes.pop(key) for key in ("train_dataset", "formatters", "task") if key in changes}
-    settings = {**SETTINGS, "output_dir": str(folder), "run_name": name, **changes}
+    base = changes.pop("base", SETTINGS)
+    settings = {**base, "lora_rank": 2, "output_dir": str(folder), "run_name": name, **changes}
     return trainer(
         agent_model=model,
         num_agents=2,

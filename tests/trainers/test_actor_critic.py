@@ -32,14 +32,28 @@ def test_returns_of_an_agents_own_rewards():
     assert root.returns(0.5) == [[3.0, 2.0], [2.0, 2.0]]
 
 
-def test_first_values_are_0_so_advantages_are_targets(tiny_llama, tmp_path):
-    trainer = make(tiny_llama, MAACTrainer, tmp_path, gae_lambda=1.0, advantage_normalization="none", discount=0.5)
+@pytest.mark.parametrize("trainer, own", [(MAACTrainer, False), (IACTrainer, True)])
+def test_values_start_at_the_mean_return_of_the_first_batch(tiny_llama, tmp_path, trainer, own):
+    def own_rewards(first, second):
+        return [[len(a) / 10, -len(b) / 10] for a, b in zip(first, second, strict=True)]
+
+    made = make(
+        *(tiny_llama, trainer, tmp_path, own_rewards if own else reward),
+        **{"gae_lambda": 1.0, "advantage_normalization": "none", "discount": 0.5},
+    )
     [batch] = list(batches(ITEMS, 2, 1, 1))
-    trees = trainer.collect(batch)
-    trainer.estimate(trees)
-    for node in (node for tree in trees for node in tree.nodes()):  # aligned: response k is in joint k
-        for row in node.advantages:
-            assert row == pytest.approx(node.returns(0.5), abs=1e-6)
+    trees = made.collect(batch)
+    made.estimate(trees)
+    nodes = [node for tree in trees for node in tree.nodes()]
+
+    def returns(node, agent):
+        return [r[agent] if own else r for r in node.returns(0.5)]
+
+    for agent in range(2):
+        by_turn = [[sum(returns(n, agent)) / 2 for n in nodes if n.turn == turn] for turn in range(2)]
+        start = sum(sum(means) / len(means) for means in by_turn) / 2
+        for node in nodes:  # aligned: response k is in joint k
+            assert node.advantages[agent] == pytest.approx([r - start for r in returns(node, agent)], abs=1e-6)
 
 
 @pytest.mark.parametrize("settings", [{}, {"use_separate_critic": False}])

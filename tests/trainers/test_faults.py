@@ -216,4 +216,4 @@ def test_losses_that_stay_non_finite_end_the_run_with_one_line(tiny_llama, capsy
     assert message.startswith("magrpo.py: error: max_nonfinite_steps=3: ") and "Lower the learning rate" in message
     after = [parameter for agent in trainer.team.agents for parameter in agent.parameters]
     assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
-    assert [(line["step"], line["nonfinite_fraction"]) for line in metrics()] == [(1, 1.0), (2, 1.0)]
+    assert [(line["step"], line["nonfinite_fraction"]) for line in metrics()] == [(1, 1.0), (2, 1.0), (3, 1.0)]

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mlrl.parallel.signals import STOPPED, Stopped
-from mlrl.trainers import IACTrainer, MAACTrainer, MAGRPOTrainer, MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
+from mlrl.trainers import (
+    IACTrainer,
+    MAACTrainer,
+    MADPOIterTrainer,
+    MADPOTrainer,
+    MAGRPOTrainer,
+    MAREINFORCETrainer,
+    MAReMaxTrainer,
+    MARLHFIterTrainer,
+    MARLHFTrainer,
+    MARLOOTrainer,
+)
 from tests.trainers.resuming import Crash, StopAt, assert_same, crash, make, result, terminate
 
 TRAINERS = {
@@ -16,6 +27,47 @@ TRAINERS = {
     "iac": (IACTrainer, {"use_separate_critic": False}),
     "maac": (MAACTrainer, {"critic_type": "q", "critic_warmup_rollouts": 1, "critic_learning_rate": 1e-3}),
 }
+
+PAIRS = {"preference_num_candidates": 3, "max_new_tokens": 4, "eval_interval": 4, "save_steps": 2}
+PREFERENCES = {
+    "madpo": (MADPOTrainer, {"num_train_epochs": 2, "train_batch_size": 2, "lora_dropout": 0.0}),
+    "madpo_iter": (
+        MADPOIterTrainer,
+        {
+            **{"num_iterations": 3, "comparator_policy": "history", "preference_replay_mode": "all_history"},
+            **{"train_batch_size": 2, "lr_scheduler": "linear"},
+        },
+    ),
+    "marlhf": (MARLHFTrainer, {"rl_algorithm": "maac", "num_generations": 2, "rollout_batch_size": 2}),
+    "marlhf_iter": (
+        MARLHFIterTrainer,
+        {
+            **{"num_iterations": 2, "num_generations": 2, "rollout_batch_size": 2, "comparator_policy": "current_copy"},
+            **{"tuning": "full", "agent_learning_rate": 1e-4},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_preferences_go_on_to_the_same_end(name, tiny_llama, tmp_path):
+    trainer, settings = PREFERENCES[name]
+    counted = StopAt(None, crash)
+    make(trainer, tiny_llama, tmp_path, "whole", counted, base=PAIRS, **settings).train()
+    for number, act, error in ((0.4, crash, Crash), (0.3, terminate, Stopped), (0.2, crash, Crash)):
+        stop = StopAt(int(number * counted.seen), act)
+        run = make(
+            trainer, tiny_llama, tmp_path, "stopped", stop, base=PAIRS, resume_from_checkpoint="latest", **settings
+        )
+        with pytest.raises(error):
+            run.train()
+    make(trainer, tiny_llama, tmp_path, "stopped", base=PAIRS, resume_from_checkpoint="latest", **settings).train()
+    one, other = result(tmp_path / "whole"), result(tmp_path / "stopped")
+    assert_same(one, other)
+    rounds = [sorted((tmp_path / run / "preferences").glob("*.jsonl")) for run in ("whole", "stopped")]
+    assert [path.name for path in rounds[0]] == [path.name for path in rounds[1]] and rounds[0]
+    for path, again in zip(*rounds, strict=True):
+        assert path.read_text() == again.read_text()
 
 
 @pytest.mark.parametrize("name", TRAINERS)
