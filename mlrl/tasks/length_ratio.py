@@ -42,7 +42,7 @@ RECOMMENDED = {
         "preference_pairs_per_sample": 2,
         "reward_train_batch_size": 8,
         "reward_num_train_epochs": 3,
-        "reward_learning_rate": 1e-3,
+        "reward_learning_rate": 3e-4,
         "reward_validation_fraction": 0.25,
         "num_generations": 4,
         "joint_mode": "aligned",
