@@ -19,6 +19,7 @@ from mlrl.storage import write_whole
 
 # Section of config.yaml about the run itself; --config skips it, so that a run's file can start another run.
 RECORD = "record"
+_OF_ONE_RUN = ("run_name", "resume_from_checkpoint", "allow_changed")  # which another run does not take over
 _PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "tokenizers", "datasets", "numpy")
 # A name that says "secret": api_key, HF_TOKEN, password … but not max_new_tokens or key_frames.
 _SECRET_NAME = re.compile(r"(?i)(^|[_\-.])(api_?key|key|token|secret|passw(or)?d|credentials?)$")
@@ -76,7 +77,8 @@ def parse_value(text: str) -> Any:
 def read_config(path: str | Path, settings: Iterable[str] | None = None) -> dict[str, Any]:
     """The settings in a YAML file, unchecked.
 
-    A config.yaml that a run wrote works too: its record is skipped, and so is a run name made from task and time.
+    A config.yaml that a run wrote works too, for another one: its record is skipped, and so are its name and what it
+    was resumed from.
 
     Args:
         path: the file.
@@ -96,9 +98,9 @@ def read_config(path: str | Path, settings: Iterable[str] | None = None) -> dict
         raise ConfigError(f"config={str(path)!r}: holds no settings. Write one `name: value` a line.")
     if not isinstance(content.get(RECORD), dict):
         return content
-    record = content.pop(RECORD)
-    if "run_name" in record.get("sources", {}).get("derived", []):
-        content.pop("run_name", None)
+    content.pop(RECORD)
+    for name in _OF_ONE_RUN:
+        content.pop(name, None)
     return content if settings is None else {name: content[name] for name in settings if name in content}
 
 

@@ -35,8 +35,10 @@ def check_models(config: Any) -> None:
 
 
 def is_local_path(model: str) -> bool:
-    """Whether a model's name can only be a folder: it starts with ``.``, ``/`` or ``~``."""
-    return model.startswith((".", "/", "~"))
+    """Whether a model's name can only be a folder: by its beginning, by more parts than a hub id has, or because it
+    goes on below a folder that is here."""
+    first, *more = model.split("/")
+    return model.startswith((".", "/", "~")) or len(more) > 1 or (bool(more) and Path(first).is_dir())
 
 
 def check_team(config: Any, num_agents: int | None) -> None:

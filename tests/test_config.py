@@ -20,6 +20,7 @@ from mlrl.config import (
     known_fields,
 )
 from mlrl.config_checks import RANGES, alternatives
+from mlrl.config_file import dump_config, read_config
 from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
 from mlrl.errors import ConfigError
 from tests.test_config_critics import OUT_OF_RANGE as CRITICS_OUT_OF_RANGE
@@ -412,3 +413,18 @@ def test_run_folder_must_be_new_and_writable(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output_dir='.*file/x': nothing can be written in"):
         config_rules.check_run_folder(str(tmp_path / "file" / "x"), "new")
+
+
+@pytest.mark.parametrize("name", ["my_agents/agent_0", "a/b/c", "./x", "~/x"])
+def test_a_folder_that_is_not_there_is_no_hub_id(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_agents").mkdir()
+    with pytest.raises(ConfigError, match=f"agents=.*: there is no folder {name}"):
+        MAGRPOConfig(agents=[name, "org/model"])
+
+
+def test_the_config_of_a_run_starts_another_one(tmp_path):
+    config = MAGRPOConfig(agent_model="org/model", run_name="first", resume_from_checkpoint="latest", seed=7)
+    dump_config(config, {"run_name": "flag"}, tmp_path / "config.yaml")
+    again = read_config(tmp_path / "config.yaml")
+    assert again["seed"] == 7 and not {"run_name", "resume_from_checkpoint", "allow_changed", "record"} & set(again)
