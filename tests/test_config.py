@@ -415,7 +415,7 @@ def test_run_folder_must_be_new_and_writable(tmp_path):
         config_rules.check_run_folder(str(tmp_path / "file" / "x"), "new")
 
 
-@pytest.mark.parametrize("name", ["my_agents/agent_0", "a/b/c", "./x", "~/x"])
+@pytest.mark.parametrize("name", ["my_agents/agent_0", "a/b/c", "./x"])
 def test_a_folder_that_is_not_there_is_no_hub_id(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_agents").mkdir()
