@@ -234,7 +234,7 @@ def assert_held(held: list[dict], alone: list[dict], one: dict, name: str) -> No
     """No rank holds a parameter of an agent that does not live there, nor more than its share under ZeRO-3."""
     args, team = one["args"], len(alone[0])
     if args.get("placement") == "split":
-        extra = args.get("reference_ranks", 0)
+        extra = args.get("reference_ranks", 0) + args.get("critic_ranks", 0)
         ranks = len(held) - extra
         sizes = args.get("ranks_per_agent") or [ranks // team] * team
         expected = [{str(agent)} for agent, size in enumerate(sizes) for _ in range(size)] + [set()] * extra
