@@ -270,7 +270,8 @@ def assert_held(held: list[dict], alone: list[dict], one: dict, name: str) -> No
     """No rank holds a parameter of an agent that does not live there, nor more than its share under ZeRO-3."""
     args, team = one["args"], len(alone[0])
     if args.get("placement") == "split":
-        extra = sum(args.get(name, 0) for name in ("reference_ranks", "reward_model_ranks", "comparator_ranks"))
+        kinds = ("reference_ranks", "reward_model_ranks", "comparator_ranks", "critic_ranks")
+        extra = sum(args.get(name, 0) for name in kinds)
         ranks = len(held) - extra
         sizes = args.get("ranks_per_agent") or [ranks // team] * team
         expected = [{str(agent)} for agent, size in enumerate(sizes) for _ in range(size)] + [set()] * extra
