@@ -1,5 +1,6 @@
 """Full disks and forbidden folders: the path is named, and what was there before is whole."""
 
+import contextlib
 import errno
 import json
 import os
@@ -16,15 +17,20 @@ from mlrl.run_folder import RunFolder, append_jsonl
 from mlrl.storage import whole_files, write_whole, writing
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files():
-    """No file may grow beyond 100 bytes: a write succeeds in part, and then fails, as on a disk that fills up."""
+    """No file may grow beyond 100 bytes: a write succeeds in part, and then fails, as on a disk that fills up.
+
+    Within a test only: what the test run itself prints may go to a file too.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, ignored)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def full_disk(*arguments, **named):
@@ -35,14 +41,15 @@ def forbidden(*arguments, **named):
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def test_a_line_that_does_not_fit_leaves_the_lines_before(tmp_path, small_files):
-    path = tmp_path / "metrics.jsonl"
-    append_jsonl(path, [{"step": 1, "text": "x" * 40}])
-    with pytest.raises(StorageError, match="metrics.jsonl: cannot be written .File too large.*Give a folder"):
-        append_jsonl(path, [{"step": 2, "text": "y" * 60}])  # 40 bytes of it would fit
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1, "text": "x" * 40}]
-    append_jsonl(path, [{"step": 2}])  # what fits goes on where the file ended
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+def test_a_line_that_does_not_fit_leaves_the_lines_before(tmp_path):
+    with small_files():
+        path = tmp_path / "metrics.jsonl"
+        append_jsonl(path, [{"step": 1, "text": "x" * 40}])
+        with pytest.raises(StorageError, match="metrics.jsonl: cannot be written .File too large.*Give a folder"):
+            append_jsonl(path, [{"step": 2, "text": "y" * 60}])  # 40 bytes of it would fit
+        assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1, "text": "x" * 40}]
+        append_jsonl(path, [{"step": 2}])  # what fits goes on where the file ended
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
 def test_a_full_disk_is_named_with_its_remedy(tmp_path):
@@ -62,12 +69,13 @@ def test_a_folder_that_is_a_file(tmp_path):
         RunFolder(tmp_path).write_completions([{"item": 0}], "train", 1)
 
 
-def test_a_config_is_written_whole_or_stays_as_it_was(tmp_path, small_files):
-    path = tmp_path / "config.yaml"
-    path.write_text("before")
-    with pytest.raises(StorageError, match="config.yaml: cannot be written"):
-        dump_config(MAGRPOConfig(), {}, path)
-    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+def test_a_config_is_written_whole_or_stays_as_it_was(tmp_path):
+    with small_files():
+        path = tmp_path / "config.yaml"
+        path.write_text("before")
+        with pytest.raises(StorageError, match="config.yaml: cannot be written"):
+            dump_config(MAGRPOConfig(), {}, path)
+        assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_cannot_take_its_place(tmp_path, monkeypatch):
