@@ -157,7 +157,9 @@ def git_commit(folder: str | Path | None = None) -> str | None:
 
 
 def _git(*arguments: str, folder: str | Path | None) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    done = subprocess.run(
+        ["git", "--no-optional-locks", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+    )
     return done.stdout.strip()
 
 
