@@ -143,4 +143,25 @@ if [[ -n ${MLRL_DRY_RUN-} ]]; then
   command=("OMP_NUM_THREADS=$OMP_NUM_THREADS" "GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME-}" "${command[@]}")
   echo "$(printf '%q ' "${command[@]}")" && exit
 fi
-exec "${command[@]}"
+[[ ${1-} != test ]] || exec "${command[@]}"
+
+# SIGTERM, SIGUSR1 (batch systems) and Ctrl-C are for the training processes, which end with a checkpoint after their
+# step; the launcher between would kill them before. Exit code 75: stopped, can be resumed; 130: the same by Ctrl-C.
+code=0 status=0
+signal_children() {
+  local children
+  children=$(pgrep -P "$launcher" 2>/dev/null || cat "/proc/$launcher/task/$launcher/children" 2>/dev/null || true)
+  if [[ -n $children ]]; then kill -"$1" $children; else kill -KILL "$launcher"; fi 2>/dev/null || true
+}
+pass_on() { # $1: exit code, $2: signal
+  ((code)) || { while sleep 2 && kill -0 "$launcher" 2>/dev/null; do signal_children TERM; done & } # if it came too early
+  code=$1
+  signal_children "$2"
+}
+trap 'pass_on 75 TERM' TERM USR1
+trap 'pass_on 130 INT' INT
+export MLRL_LAUNCHED=1 PET_SIGNALS_TO_HANDLE=SIGQUIT
+(trap '' TERM USR1 INT && exec "${command[@]}") <&0 &
+launcher=$!
+while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" 2>/dev/null && status=0 || status=$?; done
+exit $((code ? code : status))

@@ -28,6 +28,7 @@ from mlrl.parallel.zero import count
 from mlrl.quiet import quiet_models
 from mlrl.rollout.streams import derive_seed
 from mlrl.sources import Source, check_vocabulary, resolve_source
+from mlrl.storage import whole_files
 
 
 @dataclass
@@ -67,7 +68,10 @@ class Agent:
 
     def save(self, folder: Path) -> None:
         """Writes a PEFT adapter, or a full model, with its tokenizer."""
-        folder.mkdir(parents=True, exist_ok=True)
+        with whole_files(folder) as place:
+            self._save(place)
+
+    def _save(self, folder: Path) -> None:
         if self.adapter is None:
             self.base.model.save_pretrained(folder)
         else:

@@ -39,8 +39,11 @@ class BoundCall:
 
         args = [argument(kind, key) for kind, key in self.positional]
         kwargs = {name: argument(kind, key) for name, (kind, key) in self.keyword.items()}
-        result = self.func(*args, **kwargs)
-        return wait_for(result) if inspect.isawaitable(result) else result
+        try:
+            result = self.func(*args, **kwargs)
+            return wait_for(result) if inspect.isawaitable(result) else result
+        except SystemExit as error:  # would end one process in silence, while the others wait for it
+            raise RuntimeError(f"called sys.exit({error.code!r}), which would end one process of the run") from error
 
     @property
     def names(self) -> frozenset[str]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlrl.errors import ConfigError
+from mlrl.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ _WRITING = ".writing-"
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
-class CheckpointError(OSError):
+class CheckpointError(StorageError):
     """A checkpoint could not be written; earlier ones are as they were."""
 
 
@@ -59,17 +59,38 @@ class Entity:
     frozen: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Tensors that nothing trains at the moment, but that a run needs to go on.
+
+    Attributes:
+        file: its path in a checkpoint, without suffix; group: the ranks that hold it, of which the first writes.
+        get: gives them by name, called by all of the group together; put: takes them back, on every rank of the group.
+    """
+
+    file: str
+    group: Group
+    get: Callable[[], dict[str, torch.Tensor]]
+    put: Callable[[dict[str, torch.Tensor]], None]
+
+
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
 def write_checkpoint(
-    folder: Path, step: int, state: dict[str, Any], entities: Sequence[Entity], world: Group, limit: int | None = None
+    folder: Path,
+    step: int,
+    state: dict[str, Any],
+    entities: Sequence[Entity],
+    world: Group,
+    limit: int | None = None,
+    kept: Sequence[Kept] = (),
 ) -> Path:
     """Writes `folder/checkpoint-<step>` and removes all but the newest `limit` (None: keeps all). All ranks call it.
 
     Args:
         state: what JSON can hold; `step` and the manifest are added.
-        entities: those that live on this rank.
+        entities, kept: those that live on this rank.
 
     Raises:
         CheckpointError: on every rank, where one of them could not write. What was there before still is.
@@ -89,7 +110,7 @@ def write_checkpoint(
 
     together = functools.partial(_together, world, f"no checkpoint in {folder}", writing)
     together(lambda: _empty_folder(writing) if world.is_first else None)
-    written = together(lambda: _write_entities(writing, entities))
+    written = together(lambda: _write_entities(writing, entities, kept))
     manifest = {name: facts for part in written for name, facts in part.items()}
     together(lambda: finish() if world.is_first else None)
     message = f"{final} is whole, but what is beside it could not be put in order"
@@ -124,7 +145,7 @@ def _empty_folder(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _write_entities(folder: Path, entities: Sequence[Entity]) -> dict[str, list[int]]:
+def _write_entities(folder: Path, entities: Sequence[Entity], kept: Sequence[Kept]) -> dict[str, list[int]]:
     """Files of this rank: the first of an entity's writes, the others take part in putting it together."""
     from mlrl.parallel.engine import STATE_KINDS
 
@@ -146,6 +167,13 @@ def _write_entities(folder: Path, entities: Sequence[Entity]) -> dict[str, list[
             for file, tensors in entity.frozen.items():
                 kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
                 _write_tensors(folder, f"{entity.name}/{file}.safetensors", kept, manifest)
+    for one in kept:
+        tensors = one.get()
+        if tensors and one.group.is_first and problem is None:
+            try:
+                _write_tensors(folder, f"{one.file}.safetensors", tensors, manifest)
+            except Exception as error:  # as above
+                problem = error
     if problem is not None:
         raise problem
     return manifest
@@ -228,6 +256,14 @@ def _checksum(path: Path) -> int:
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
+
+
+def recover(folder: Path) -> None:
+    """Gives a checkpoint its name back that made way for another, where the run was killed between the two."""
+    for old in folder.glob(f"{_WRITING}old-*") if folder.is_dir() else ():
+        final = folder / old.name.removeprefix(f"{_WRITING}old-")
+        if not final.exists():
+            os.rename(old, final)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -317,6 +353,15 @@ def load_entity(checkpoint: Path, entity: Entity) -> None:
                 _check_names(checkpoint, entity.name, tensors, file)
                 for name, tensor in tensors.items():
                     tensor.data.copy_(file.get_tensor(name))
+
+
+def load_kept(checkpoint: Path, kept: Kept) -> None:
+    """Puts tensors back, where the checkpoint has them."""
+    from safetensors.torch import load_file
+
+    path = checkpoint / f"{kept.file}.safetensors"
+    if path.exists():
+        kept.put(load_file(path))
 
 
 @contextlib.contextmanager

@@ -20,24 +20,31 @@ import inspect
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlrl.config import TaskArguments, TuningArguments, known_fields
+from mlrl.config import TaskArguments, known_fields
 from mlrl.config_checks import check_field, check_names, setting_types, suggestion
 from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
+from mlrl.config_models import TuningArguments
 from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
-from mlrl.errors import ConfigError, TaskError
+from mlrl.errors import ConfigError
 from mlrl.flags import read_flags
 from mlrl.resume import check_resume_request
 from mlrl.run_folder import default_run_name
+from mlrl.user_errors import show_users_error
 
 __all__ = ["Run", "config_errors", "dump_config", "parse"]
+
+# Whose settings a task may recommend beside those for all.
+ALGORITHMS = ("mareinforce", "magrpo", "marloo", "maremax", "iac", "maac", "madpo", "marlhf")
 
 # Three ways to say which models; saying it in one way takes back what a weaker level said in another way, and with
 # a model an agent also the number of agents.
@@ -74,6 +81,7 @@ def parse(config_class: type, script_doc: str | None, argv: list[str] | None = N
     if not issubclass(config_class, TaskArguments):
         raise TypeError(f"{config_class.__name__} must have mlrl.config.TaskArguments among its base classes")
     argv = sys.argv[1:] if argv is None else argv
+    _hear_signals()
     file = _script_file(config_class)
     if "-h" in argv or "--help" in argv:
         width = max(60, shutil.get_terminal_size(fallback=(120, 24)).columns)
@@ -83,16 +91,28 @@ def parse(config_class: type, script_doc: str | None, argv: list[str] | None = N
         return _resolve(config_class, file.stem, argv)
 
 
+def _hear_signals() -> None:
+    """launch.sh has its launcher ignore the signals that are for the processes it starts, which inherit that."""
+    if os.environ.get("MLRL_LAUNCHED") and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def config_errors(script: str | None = None) -> Iterator[None]:
     """Turn an error that its message explains into one line on stderr, without a traceback.
 
-    Exit code 2 for a `ConfigError`, 1 for a `TaskError`. An exception of the user's own code keeps its traceback.
+    Exit code 2 for a `ConfigError`, 1 for the other errors that mlrl defines. An exception of the user's own code keeps
+    its traceback from the user's first line on, and ends the process with 1 too.
     """
     script = script or Path(sys.argv[0]).name
     try:
         yield
-    except (ConfigError, TaskError) as error:
+    except Exception as error:
+        if not type(error).__module__.startswith("mlrl."):
+            if show_users_error(error):
+                raise SystemExit(1) from None
+            raise
         message, code = f"{script}: error: {error}", 2 if isinstance(error, ConfigError) else 1
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from mlrl.parallel.lifeline import fail
@@ -120,7 +140,7 @@ def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
             raise ConfigError(f"task_args.{name}={MASK!r}: was a secret, so config.yaml hides it. Give it again.")
     task = load_task(task_spec, task_args)
     task_name = task.name
-    recommended = _recommended(task.recommended, hints, task_name)
+    recommended = _recommended(_for_algorithm(task.recommended, config_class), hints, task_name)
 
     _drop_rate_of_other_tuning(recommended, (defaults | recommended | file_values | flags).get("tuning"))
 
@@ -150,6 +170,22 @@ def _checked(values: dict[str, Any], hints: dict[str, Any], where: str) -> dict[
         return {name: check_field(name, value, hints[name]) for name, value in values.items()}
     except ConfigError as error:
         raise ConfigError(f"{error}{where}") from None
+
+
+def _for_algorithm(recommended: dict[str, Any], config_class: type) -> dict[str, Any]:
+    """A task's recommendations with those that it makes for this script's algorithm in place of the general ones.
+
+    A key such as `madpo` with settings as its value is for that algorithm.
+    """
+    own = {base.__name__.removesuffix("Config").lower() for base in config_class.__mro__}
+    general = {name: value for name, value in recommended.items() if name not in ALGORITHMS}
+    for name in ALGORITHMS:
+        special = recommended.get(name, {})
+        if not isinstance(special, dict):
+            raise ConfigError(f"recommended.{name}={special!r}: are no settings. Give a dict of them.")
+        if name in own:
+            general |= special
+    return general
 
 
 def _recommended(recommended: dict[str, Any], hints: dict[str, Any], task_name: str) -> dict[str, Any]:
@@ -199,10 +235,13 @@ def _merge(levels: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
     """Values and their sources, from the weakest level to the strongest."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    modes = [level["collaboration_mode"] for level in levels.values() if "collaboration_mode" in level]
+    # one actor for all roles: its model says nothing of their number
+    counts = set() if modes and modes[-1] == "centralized" else {"agents", "agents_dir"}
     for source, level in levels.items():
         given = [name for name in _MODEL_FIELDS if level.get(name) is not None]
         if given:
-            stale = set(_MODEL_FIELDS) | ({"num_agents"} if given != ["agent_model"] else set())
+            stale = set(_MODEL_FIELDS) | ({"num_agents"} if counts & set(given) else set())
             level = {name: None for name in stale if values.get(name) is not None} | level
         values |= level
         sources |= dict.fromkeys(level, source)
@@ -219,7 +258,7 @@ def _derive(values: dict[str, Any], sources: dict[str, str], run_name: str) -> N
         derived["num_agents"] = DEFAULT_NUM_AGENTS
         if values["agents"] is not None:
             derived["num_agents"] = len(values["agents"])
-        elif values.get("agents_dir") is not None:
+        elif values.get("agents_dir") is not None and values["collaboration_mode"] != "centralized":
             derived["num_agents"] = count_agents(values["agents_dir"])
     if "agent_learning_rate" in values and values["agent_learning_rate"] is None:
         derived["agent_learning_rate"] = DEFAULT_LEARNING_RATE[values["tuning"]]

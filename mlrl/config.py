@@ -19,7 +19,9 @@ from mlrl.config_critics import (
     check_centralized,
     check_independent,
 )
+from mlrl.config_models import AgentArguments, ModelArguments
 from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
+from mlrl.config_rollout import RewardArguments, RolloutArguments, SamplingArguments, check_rewards
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -32,89 +34,6 @@ class TaskArguments:
     """A shipped task, or file.py[:ATTR] with a Task or a function for one"""
     task_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the task's function: key=value ..., read as YAML"""
-
-
-@dataclass(kw_only=True)
-class ModelArguments:
-    """Models"""
-
-    agent_model: str | None = None
-    """Model of every agent: hub id, local folder, or embedded (no download)"""
-    agents: list[str] | None = None
-    """One model an agent (in place of agent_model): hub ids or local folders"""
-    num_agents: int | None = None
-    """Team size; None: 2, or the number of models that are given"""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """float32 or bfloat16; None: as launched, else bfloat16 on a GPU that has it"""
-    attn_implementation: Literal["sdpa", "eager"] | None = None
-    """Attention kernels: sdpa (fused) or eager (plain matrix products); None: sdpa"""
-
-
-@dataclass(kw_only=True)
-class TuningArguments:
-    """Tuning"""
-
-    tuning: Literal["lora", "full"] = "lora"
-    """lora: an adapter an agent on one frozen base; full: all weights"""
-    lora_rank: int = 16
-    """Rank of the adapters"""
-    lora_alpha: float = 32.0
-    """Scale of the adapters: the update is multiplied by lora_alpha / lora_rank"""
-    lora_dropout: float = 0.0
-    """Dropout before the adapters; policy gradients need 0"""
-    lora_target_modules: str | list[str] = "all-linear"
-    """Modules with adapters: all-linear, names (q_proj v_proj), or one regex"""
-    share_parameters: bool = False
-    """One set of weights and one optimizer for all agents"""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, more time"""
-    reference_model: str | None = None
-    """Reference policy of the KL; None: the agents' initial policies"""
-
-
-@dataclass(kw_only=True)
-class AgentArguments(ModelArguments, TuningArguments):
-    """Agents"""
-
-
-@dataclass(kw_only=True)
-class SamplingArguments:
-    """Episodes and sampling"""
-
-    num_turns: int = 1
-    """Turns of an episode; more than 1 needs the task's external_transition"""
-    max_new_tokens: int = 128
-    """Longest response, in tokens"""
-    max_prompt_tokens: int | None = None
-    """Longer prompts are cut on the left and counted; None: never cut"""
-    temperature: float = 1.0
-    """Sampling temperature; the loss scores tokens at the same one"""
-    top_p: float = 1.0
-    """Nucleus sampling; 1 is off. Below 1 the gradient is biased"""
-    top_k: int = 0
-    """Sample from the k likeliest tokens; 0 is off. Above 0 the gradient is biased"""
-    early_termination_threshold: float | None = None
-    """An episode ends early where the processed reward is above this; None: never"""
-    external_prompt_passthrough: bool = False
-    """Prompts of the transition skip the formatters"""
-    discount: float = 1.0
-    """Discount factor of later turns, between 0 and 1"""
-    max_rollout_rows: int = 256
-    """Sequences decoded at once: bounds the memory of sampling"""
-
-
-@dataclass(kw_only=True)
-class RolloutArguments(SamplingArguments):
-    """Rollout trees"""
-
-    num_generations: int = 4
-    """Responses an agent draws at every node (K)"""
-    joint_mode: Literal["aligned", "cross"] = "aligned"
-    """aligned: K joint responses a node; cross: all K^N combinations"""
-    early_termination_scope: Literal["node", "joint"] = "node"
-    """node: the mean reward stops a whole node; joint: each branch by its own"""
-    rollout_batch_size: int = 4
-    """Task items a step, over all processes"""
 
 
 @dataclass(kw_only=True)
@@ -143,8 +62,6 @@ class LearningArguments:
     """Nodes an update; None: all nodes of the rollout in one"""
     micro_batch_tokens: int = 4096
     """Tokens a forward and backward pass: bounds memory, changes no result"""
-    num_updates_per_rollout: int = 1
-    """Passes over the nodes of a rollout; more than 1 needs clip_range"""
     max_grad_norm: float | None = 1.0
     """Gradient norm of an agent is clipped to this; None: never"""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
@@ -161,6 +78,8 @@ class LearningArguments:
 class PolicyLossArguments:
     """Policy loss"""
 
+    num_updates_per_rollout: int = 1
+    """Passes over the nodes of a rollout; more than 1 needs clip_range"""
     advantage_mode: Literal["raw", "mean", "rloo", "max", "greedy"] = "raw"
     """Baseline: raw (none), mean, rloo (the others' mean), max, greedy (one extra)"""
     advantage_normalization: Literal["none", "node", "batch"] | bool = "none"
@@ -206,7 +125,7 @@ class RunArguments:
     """Logging and saving"""
 
     eval_interval: int = 16
-    """Train items between evaluations; also at start and end; 0: only by hand"""
+    """Train items between evaluations; also at epoch starts and the end; 0: by hand"""
     logging_steps: int = 1
     """Least env steps (joint reward evaluations) between two logged lines"""
     report_to: Tracker | list[Tracker] = field(default_factory=lambda: ["none"])
@@ -252,29 +171,46 @@ class CheckedConfig:
 
 
 @dataclass(kw_only=True)
+class TrainingConfig(CheckedConfig):
+    """What the configs of all trainers are; each is put together from the groups of settings that it uses."""
+
+    sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Where each value came from, filled by the command line (`mlrl.cli.parse`)"""
+
+    @property
+    def no_reference(self) -> str | None:
+        """The setting by which there is no reference policy; None where there is one."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
 class TrainerConfig(
     AgentArguments,
     PlacementArguments,
     RolloutArguments,
+    RewardArguments,
     LearningArguments,
     PolicyLossArguments,
     EvaluationArguments,
     RunArguments,
     CheckpointArguments,
-    CheckedConfig,
+    TrainingConfig,
 ):
     """Settings of a policy-gradient trainer; the algorithms' configs differ in their defaults."""
 
-    sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Where each value came from, filled by the command line (`mlrl.cli.parse`)"""
+    @property
+    def no_reference(self) -> str | None:
+        return None if self.reference_kl_coef > 0 else "reference_kl_coef is 0"
 
     def check(self, num_agents: int | None = None) -> list[str]:
         check_fields(self)
         rules.check_models(self)
         rules.check_team(self, num_agents)
+        check_rewards(self)
         return [
             *rules.check_tuning(self),
             *rules.check_placement(self, num_agents),
+            *rules.check_collaboration(self),
             *self.check_baseline(num_agents),
             *rules.check_updates(self, num_agents),
             *rules.check_run(self),
@@ -344,7 +280,7 @@ class MAACConfig(CentralizedCriticArguments, ActorCriticConfig):
 
 
 @dataclass(kw_only=True)
-class EvaluationConfig(ModelArguments, SamplingArguments, EvaluationArguments, CheckedConfig):
+class EvaluationConfig(ModelArguments, SamplingArguments, RewardArguments, EvaluationArguments, CheckedConfig):
     """Evaluated team"""
 
     agents_dir: str | None = None
@@ -363,8 +299,9 @@ class EvaluationConfig(ModelArguments, SamplingArguments, EvaluationArguments, C
         rules.check_models(self)
         rules.check_agents_dir(self)
         rules.check_team(self, num_agents)
+        check_rewards(self)
         rules.check_output(self.output)
-        return []
+        return rules.check_collaboration(self)
 
 
 def field_names(config_class: type) -> list[str]:

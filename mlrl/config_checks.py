@@ -5,6 +5,7 @@ Messages have the form ``<field>=<value!r>: <what is wrong>. <what would be righ
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -34,6 +35,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_p": (lambda v: 0 < v <= 1, "a number above 0 and at most 1; 1 is off"),
     "top_k": (lambda v: v >= 0, "0 (off) or more"),
     "discount": _FRACTION,
+    "reward_timeout": (lambda v: v > 0, "seconds, above 0, or None for no limit"),
+    "reward_processes": (lambda v: v >= 0, "0 (a thread of this process) or more"),
     "max_rollout_rows": _ONE_OR_MORE,
     "num_generations": _ONE_OR_MORE,
     "rollout_batch_size": _ONE_OR_MORE,
@@ -72,6 +75,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ranks_per_agent": _ONE_OR_MORE,
     "critic_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
     "reference_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
+    "reward_model_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
+    "comparator_ranks": (lambda v: v == "agents" or v >= 1, "agents, or 1 or more"),
     "seed": (lambda v: 0 <= v < 2**32, "a number from 0 to 4294967295"),
     "num_iterations": (lambda v: v >= 0, "0 (pairs are collected once) or more"),
     "preference_num_candidates": _ONE_OR_MORE,
@@ -99,6 +104,9 @@ _NOT_EMPTY = {"agent_model", "agents", "reference_model", "agents_dir", "output_
 _NOT_EMPTY |= {"critic_model", "critics", "lora_target_modules", "report_to", "agent_learning_rate"}
 _NOT_EMPTY |= {"comparator_model_name", "comparator_agents", "comparator_api_url", "comparator_api_model"}
 _NOT_EMPTY |= {"comparator_api_key_env", "reward_model_name", "preference_replay_from"}
+_NOT_EMPTY |= {"comparator_api_key_header", "comparator_api_response_field"}
+_NOT_EMPTY |= {"resume_from_checkpoint", "allow_changed"}
+_NOT_EMPTY |= {"wandb_project", "wandb_entity", "wandb_tags", "wandb_dir", "output"}
 _PATHS = ("agent_model", "agents", "reference_model", "agents_dir", "output_dir", "wandb_dir", "output")
 _PATHS += ("critic_model", "critics")
 _PATHS += ("comparator_model_name", "comparator_agents", "reward_model_name", "preference_replay_from")
@@ -129,6 +137,8 @@ def check_field(name: str, value: Any, hint: Any) -> Any:
     if name in _NOT_EMPTY and (value == [] or any(isinstance(e, str) and not e.strip() for e in _elements(value))):
         raise ConfigError(f"{name}={given!r}: is empty. Give a value, or leave it out.")
     for element in _elements(value):
+        if isinstance(element, str) and any(character < " " for character in element):
+            raise ConfigError(f"{name}={given!r}: holds a line end or another control character. Give one line.")
         if isinstance(element, float) and not math.isfinite(element):
             raise ConfigError(f"{name}={given!r}: is not finite. Give an ordinary number.")
         if name in RANGES and element is not None and not RANGES[name][0](element):
@@ -174,7 +184,13 @@ def _as_type(value: Any, hint: Any) -> Any:
         elements = [next((e for o in options if (e := _as_type(v, o)) is not _NO_FIT), _NO_FIT) for v in value]
         return _NO_FIT if any(e is _NO_FIT for e in elements) else elements
     if origin is dict:
-        return dict(value) if isinstance(value, dict) and all(isinstance(key, str) for key in value) else _NO_FIT
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            return _NO_FIT
+        if typing.get_args(hint)[1] is not str:
+            return dict(value)
+        numbers = {k: str(v) for k, v in value.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        texts = {**value, **numbers}  # YAML reads a flag's version=3 as a number
+        return texts if all(isinstance(v, str) for v in texts.values()) else _NO_FIT
     if hint in (bool, str, types.NoneType):
         return value if isinstance(value, hint) else _NO_FIT
     if isinstance(value, bool):
@@ -207,12 +223,13 @@ def _describe(hint: Any) -> str:
         elif origin is list:
             parts.append("a list of them" if _words(option) else f"a list ({_describe(arguments[0])} each)")
         elif origin is dict:
-            parts.append("a mapping of names to values")
+            parts.append(f"a mapping of names to {'texts' if arguments[1] is str else 'values'}")
         else:
             parts.append(names[option])
     return ", or ".join(parts)
 
 
+@functools.cache
 def setting_types(config_class: type) -> dict[str, Any]:
     """Setting → type. A script that restates a setting changes its default, not what may stand there."""
     hints = typing.get_type_hints(config_class)

@@ -15,6 +15,7 @@ import yaml
 import mlrl
 from mlrl.config_help import field_groups
 from mlrl.errors import ConfigError
+from mlrl.storage import write_whole
 
 # Section of config.yaml about the run itself; --config skips it, so that a run's file can start another run.
 RECORD = "record"
@@ -130,7 +131,7 @@ def dump_config(config: Any, sources: dict[str, str], path: str | Path, extra: d
     }
     lines += ["", "# How the run was started, and where each value came from (--config skips this)"]
     lines.append(_as_yaml({RECORD: record}))
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(path, "\n".join(lines) + "\n")
 
 
 def package_versions() -> dict[str, str]:

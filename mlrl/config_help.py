@@ -23,12 +23,12 @@ def field_groups(config_class: type) -> list[tuple[str, list[str]]]:
     group_of = {}
     for base in config_class.__mro__:
         group_of |= dict.fromkeys(_declared(base), base)
-    groups = []
+    groups: dict[str, list[str]] = {}
     for base in config_class.__mro__:
         names = [name for name in _declared(base) if name in settings and group_of[name] is base]
-        if names:
-            groups.append((_heading(base), names))
-    return groups
+        if names:  # groups of one heading, such as what all critics have and what some have, are one
+            groups[_heading(base)] = groups.get(_heading(base), []) + names
+    return list(groups.items())
 
 
 def _declared(config_class: type) -> list[str]:

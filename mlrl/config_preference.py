@@ -24,8 +24,6 @@ class PairArguments:
     """Most pairs an item; None: all there are"""
     pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = "reward_gap"
     """Which pairs first: reward_gap (largest), random, all, comparator_reward"""
-    collaboration_mode: Literal["decentralized", "centralized"] = "decentralized"
-    """centralized: one actor writes all roles as one tagged text (one turn)"""
     label_smoothing: float = 0.0
     """Assumed share of wrong preferences, below 0.5"""
 
@@ -44,6 +42,8 @@ class ComparatorArguments:
     """comparator_policy model: one model an agent"""
     comparator_num_candidates: int | None = None
     """Joint responses an item; None: preference_num_candidates"""
+    comparator_ranks: Literal["agents"] | int = "agents"
+    """Ranks of comparator_policy model: agents (of the agent it stands in for), or a count of more"""
     comparator_history_k: int | None = None
     """comparator_policy history: rounds back from the current one; None: 1"""
     comparator_api_url: str | None = None
@@ -123,6 +123,8 @@ class RewardModelArguments:
     """Longest joint text in tokens, split over the agents; None: what it holds"""
     reward_validation_fraction: float = 0.1
     """Share of the items whose pairs validate"""
+    reward_model_ranks: Literal["agents"] | int = "agents"
+    """Ranks of the reward model: agents (those of agent 0), or a count of more"""
     rl_algorithm: Literal["magrpo", "mareinforce", "marloo", "maremax", "maac", "iac"] = "magrpo"
     """Policy algorithm that follows the learned reward"""
 
@@ -185,11 +187,6 @@ def _check_pairs(config: Any) -> None:
                 "pair_selection='comparator_reward': without iterations there is no comparator. "
                 "Set num_iterations, or use reward_gap, random or all."
             )
-    if config.collaboration_mode == "centralized" and config.num_turns > 1:
-        raise ConfigError(
-            f"collaboration_mode='centralized': num_turns={config.num_turns!r}, and one text holds one turn. "
-            "Set num_turns to 1, or use decentralized."
-        )
 
 
 def _check_comparator(config: Any, num_agents: int | None) -> list[str]:
@@ -203,6 +200,11 @@ def _check_comparator(config: Any, num_agents: int | None) -> list[str]:
         raise ConfigError(
             f"comparator_generation_mode='centralized': comparator_policy={policy!r} writes each role by its own "
             "agent. Use comparator_policy model or api, or decentralized."
+        )
+    if config.comparator_ranks != "agents" and (policy != "model" or config.num_iterations == 0):
+        raise ConfigError(
+            f"comparator_ranks={config.comparator_ranks!r}: only another model may live on ranks of its own; copies of "
+            "the policy stay where it lives. Set comparator_policy to model and num_iterations, or leave it out."
         )
     if config.comparator_history_k is not None and policy != "history":
         raise ConfigError(
@@ -260,6 +262,9 @@ def _check_api(config: Any) -> None:
             "Give the endpoint's, such as https://host/v1/chat/completions."
         )
     check_url("comparator_api_url", config.comparator_api_url)
+    header = config.comparator_api_key_header
+    if header is not None and not header.replace("-", "").isalnum():
+        raise ConfigError(f"comparator_api_key_header={header!r}: is no header. Give letters, digits and hyphens.")
     check_no_secrets("comparator_api_headers", config.comparator_api_headers)
     check_no_secrets("comparator_api_extra_body", config.comparator_api_extra_body)
     if config.comparator_api_model is None and config.comparator_api_format in NEEDS_MODEL:

@@ -1,11 +1,27 @@
 """Settings of the preference trainers: MADPO, MARLHF, and their iterative forms."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal
 
 from mlrl import config_rules as rules
-from mlrl.config import TrainerConfig
+from mlrl.config import (
+    AgentArguments,
+    EvaluationArguments,
+    LearningArguments,
+    PlacementArguments,
+    RunArguments,
+    SamplingArguments,
+    TrainerConfig,
+    TrainingConfig,
+)
+from mlrl.config_checkpoints import CheckpointArguments, check_checkpoints
 from mlrl.config_checks import check_fields
+from mlrl.config_critics import (
+    CentralizedCriticArguments,
+    IndependentCriticArguments,
+    check_centralized,
+    check_independent,
+)
 from mlrl.config_preference import (
     DEFAULT_MARLHF_KL_COEF,
     DPOArguments,
@@ -15,6 +31,7 @@ from mlrl.config_preference import (
     check_preferences,
     check_reward_model,
 )
+from mlrl.config_rollout import RewardArguments, check_rewards
 from mlrl.errors import ConfigError
 
 # rl_algorithm → the baseline of its trainer and what divides it
@@ -23,35 +40,56 @@ _BASELINES = {
     "mareinforce": ("raw", "none"),
     "marloo": ("rloo", "none"),
     "maremax": ("max", "none"),
+    "maac": ("raw", "batch"),
+    "iac": ("raw", "batch"),
 }
+_CRITIC_GROUPS = {"maac": CentralizedCriticArguments, "iac": IndependentCriticArguments}
 
 
 @dataclass(kw_only=True)
-class MADPOConfig(DPOArguments, PreferenceArguments, TrainerConfig):
+class MADPOConfig(
+    DPOArguments,
+    PreferenceArguments,
+    AgentArguments,
+    PlacementArguments,
+    SamplingArguments,
+    RewardArguments,
+    LearningArguments,
+    EvaluationArguments,
+    RunArguments,
+    CheckpointArguments,
+    TrainingConfig,
+):
     """Settings of MADPO: direct preference optimization of the joint margin."""
 
     train_batch_size: int | None = 16
     """Pairs an update; None: all"""
+    num_train_epochs: int = 1
+    """Passes over the pairs of a round"""
     max_steps: int | None = None
-    """Most updates of a round; None: no limit"""
+    """Stop after this many updates, even within a round; None: no limit"""
+    eval_interval: int = 16
+    """Pairs between evaluations; also at the start and at the end of a round; 0: only by hand"""
+    reference_model: str | None = None
+    """Reference policy of the margins; None: the agents' initial policies"""
+
+    @property
+    def no_reference(self) -> str | None:
+        return None if self.dpo_reference else "dpo_reference is False"
 
     def check(self, num_agents: int | None = None) -> list[str]:
         check_fields(self)
         rules.check_models(self)
         rules.check_team(self, num_agents)
-        _check_supported(self)
-        for name, instead in (("reference_ranks", "agents"), ("reference_model", None)):
-            if getattr(self, name) != instead:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r}: the reference of MADPO is the initial policy, on its agent's "
-                    "ranks. Leave it out."
-                )
+        check_rewards(self)
         return [
             *rules.check_tuning(self, policy_gradients=False),
             *rules.check_placement(self, num_agents),
+            *rules.check_collaboration(self),
             *check_preferences(self, num_agents),
             *check_dpo(self),
             *rules.check_run(self),
+            *check_checkpoints(self),
         ]
 
 
@@ -63,31 +101,40 @@ class MADPOIterConfig(MADPOConfig):
 
 
 @dataclass(kw_only=True)
-class MARLHFConfig(RewardModelArguments, PreferenceArguments, TrainerConfig):
+class MARLHFConfig(
+    RewardModelArguments, IndependentCriticArguments, CentralizedCriticArguments, PreferenceArguments, TrainerConfig
+):
     """Settings of MARLHF: a joint reward model, and a policy gradient that follows it."""
 
     reference_kl_coef: float = DEFAULT_MARLHF_KL_COEF
-    max_steps: int | None = None
-    """Most policy steps of a round; None: no limit"""
+    num_train_epochs: int = 1
+    """Passes over the train set in a round's policy phase"""
+    advantage_mode: Literal["raw", "mean", "rloo", "max"] | None = None
+    """Baseline: raw (none), mean, rloo (the others' mean), max; None: that of rl_algorithm"""
+    advantage_normalization: Literal["none", "node", "batch"] | bool | None = None
+    """Advantages divided by the std of: none, node, batch; None: as rl_algorithm does"""
 
     def check(self, num_agents: int | None = None) -> list[str]:
+        critics = self.rl_algorithm in _CRITIC_GROUPS
+        if critics and self.advantage_normalization is True:  # on: there that is the std of the whole batch
+            self.advantage_normalization = "batch"
         check_fields(self)
-        _check_supported(self)
-        if self.rl_algorithm not in _BASELINES:
-            raise ConfigError(
-                f"rl_algorithm={self.rl_algorithm!r}: critics do not follow a learned reward here yet. "
-                f"Use one of {', '.join(_BASELINES)}."
-            )
-        if self.placement == "split":
-            raise ConfigError(
-                "placement='split': the reward model reads all agents and lives on every rank. Set placement to shared."
-            )
-        self.advantage_mode, self.advantage_normalization = _BASELINES[self.rl_algorithm]
+        mode, normalization = _BASELINES[self.rl_algorithm]
+        self.advantage_mode = self.advantage_mode or mode
+        self.advantage_normalization = self.advantage_normalization or normalization
         return [
             *super().check(num_agents),
             *check_preferences(self, num_agents),
             *check_reward_model(self),
+            *_check_critics_used(self),
         ]
+
+    def check_baseline(self, num_agents: int | None) -> list[str]:
+        if self.rl_algorithm == "iac":
+            return check_independent(self, num_agents)
+        if self.rl_algorithm == "maac":
+            return check_centralized(self, num_agents)
+        return rules.check_advantages(self)
 
 
 @dataclass(kw_only=True)
@@ -97,9 +144,19 @@ class MARLHFIterConfig(MARLHFConfig):
     num_iterations: int = 2
 
 
-def _check_supported(config: Any) -> None:
-    """What preference trainers do not offer."""
-    if config.collaboration_mode == "centralized":
+def _check_critics_used(config: Any) -> list[str]:
+    """Settings of critics that the policy algorithm does not have."""
+    own = _CRITIC_GROUPS.get(config.rl_algorithm)
+    if own is None and config.critic_ranks != "agents":
         raise ConfigError(
-            "collaboration_mode='centralized': no trainer lets one actor write all roles yet. Use decentralized."
+            f"critic_ranks={config.critic_ranks!r}: rl_algorithm={config.rl_algorithm!r} has no critics, and these "
+            "ranks would have nothing to do. Use maac or iac, or leave critic_ranks out."
         )
+    used = {field.name for field in fields(own)} if own else set()
+    groups = [field for group in _CRITIC_GROUPS.values() for field in fields(group)]
+    unused = {field.name: field.default for field in groups if field.name not in used and field.default is not MISSING}
+    return [
+        f"{name}={getattr(config, name)!r} has no effect with rl_algorithm={config.rl_algorithm!r}"
+        for name, default in unused.items()
+        if getattr(config, name) != default
+    ]

@@ -61,8 +61,8 @@ def check_tuning(config: Any, policy_gradients: bool = True) -> list[str]:
             f"share_parameters=True: agents={config.agents!r} are different models, which cannot share weights. "
             "Give one agent_model, or leave share_parameters out."
         )
-    if config.reference_model is not None and config.reference_kl_coef == 0:
-        doubts.append(f"reference_model={config.reference_model!r} is not used while reference_kl_coef is 0")
+    if config.reference_model is not None and config.no_reference:
+        doubts.append(f"reference_model={config.reference_model!r} is not used while {config.no_reference}")
     if isinstance(config.agent_learning_rate, list):
         count = len(config.agents) if config.agents else config.num_agents
         check_rates(config.agent_learning_rate, count, config.share_parameters)
@@ -88,17 +88,39 @@ def check_placement(config: Any, num_agents: int | None) -> list[str]:
                 f"ranks_per_agent={config.ranks_per_agent!r}: has {len(config.ranks_per_agent)} values for {count} "
                 "agents. Give one an agent."
             )
-    if config.reference_ranks != "agents" and config.reference_kl_coef == 0:
+    if config.reference_ranks != "agents" and config.no_reference:
         raise ConfigError(
-            f"reference_ranks={config.reference_ranks!r}: these ranks would have nothing to do while reference_kl_coef "
-            "is 0. Set it, or leave reference_ranks out."
+            f"reference_ranks={config.reference_ranks!r}: these ranks would have nothing to do while "
+            f"{config.no_reference}. Set it, or leave reference_ranks out."
         )
     return []
 
 
+def check_collaboration(config: Any) -> list[str]:
+    """One actor for all roles plays one turn."""
+    if config.collaboration_mode != "centralized":
+        return []
+    if config.num_turns > 1:
+        raise ConfigError(
+            f"collaboration_mode='centralized': num_turns={config.num_turns!r}, and one text holds one turn. "
+            "Set num_turns to 1, or use decentralized."
+        )
+    if config.agents is not None and len(set(config.agents)) > 1:
+        raise ConfigError(
+            f"collaboration_mode='centralized': agents={config.agents!r} are several models, and one actor writes all "
+            "roles. Give one agent_model, and num_agents for the number of roles."
+        )
+    return []
+
+
+# Models that may have ranks of their own where their settings say so.
+_OWN_RANKS = ("reference", "reward_model", "comparator")
+
+
 def extra_ranks(config: Any) -> dict[str, int]:
     """Ranks that follow the agents', by what lives there."""
-    return {} if config.reference_ranks == "agents" else {"reference": config.reference_ranks}
+    counts = {name: getattr(config, f"{name}_ranks", "agents") for name in _OWN_RANKS}
+    return {name: count for name, count in counts.items() if count != "agents"}
 
 
 def check_rates(rates: list[float], num_agents: int | None, share_parameters: bool) -> None:
@@ -227,6 +249,13 @@ def check_agents_dir(config: Any) -> None:
                 f"agents_dir={config.agents_dir!r}: {name}={getattr(config, name)!r} is given too. Give one of the two."
             )
     count = count_agents(config.agents_dir)
+    if config.collaboration_mode == "centralized":  # num_agents then counts roles
+        if count > 1:
+            raise ConfigError(
+                f"collaboration_mode='centralized': {config.agents_dir} holds {count} agents, and one actor writes all "
+                "roles. Use decentralized."
+            )
+        return
     if config.num_agents is not None and config.num_agents != count:
         raise ConfigError(f"num_agents={config.num_agents!r}: {config.agents_dir} holds {count} agents. Leave it out.")
 

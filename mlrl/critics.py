@@ -22,6 +22,7 @@ from mlrl.parallel.group import Group
 from mlrl.parallel.mesh import Mesh
 from mlrl.quiet import quiet_models
 from mlrl.sources import Source
+from mlrl.storage import whole_files
 
 HEAD_FILE = "value_head.safetensors"
 
@@ -116,7 +117,10 @@ class Critic:
 
     def save(self, folder: Path) -> None:
         """Writes the head, and beside it the adapter or model with its tokenizer unless the actor has them."""
-        folder.mkdir(parents=True, exist_ok=True)
+        with whole_files(folder) as place:
+            self._save(place)
+
+    def _save(self, folder: Path) -> None:
         if not self.on_actor:
             kept = Agent(
                 index=self.index,

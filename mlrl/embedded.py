@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlrl.errors import ConfigError
+from mlrl.storage import writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +38,8 @@ def embedded_model_path() -> str:
 
     folder = Path(HF_HOME) / "mlrl" / f"SmolLM2-135M-Instruct-{version}-{_LAYOUT}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(f"{folder}.lock"):
             if not folder.is_dir():
                 _convert(gguf_path, folder)
@@ -82,12 +84,14 @@ def _convert(gguf_path: Path, folder: Path) -> None:
         model.load_state_dict(quantized.state_dict(), assign=True)
         model.tie_weights()
         model.generation_config = quantized.generation_config
-        model.save_pretrained(partial)
+        with writing(folder):
+            model.save_pretrained(partial)
 
         tokenizer = AutoTokenizer.from_pretrained(**source)
         _split_digits(tokenizer)
         tokenizer.model_max_length = config.max_position_embeddings
-        tokenizer.save_pretrained(partial)
+        with writing(folder):
+            tokenizer.save_pretrained(partial)
 
         os.chmod(partial, 0o755)  # made private by mkdtemp and safetensors, but the cache may be shared
         for file in Path(partial).iterdir():

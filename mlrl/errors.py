@@ -1,4 +1,4 @@
-"""The two errors that mlrl raises on purpose."""
+"""The errors that mlrl raises on purpose; their messages say all that a user needs."""
 
 
 class ConfigError(ValueError):
@@ -10,3 +10,11 @@ class ConfigError(ValueError):
 
 class TaskError(RuntimeError):
     """A task's own callable returned something unusable during a run; the message names item, turn and value."""
+
+
+class NonFiniteError(RuntimeError):
+    """Training has diverged: gradients or logits are NaN or infinite, and going on would change nothing."""
+
+
+class StorageError(OSError):
+    """A file of a run cannot be written, such as on a full disk; the message names its path."""

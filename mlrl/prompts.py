@@ -6,6 +6,7 @@ A prompt is a str, tokenized as it is, or a list of chat messages ``{"role": str
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from mlrl.call_limits import CallFailed
 from mlrl.calling import add_context, bind_call, copied, shown
 from mlrl.errors import ConfigError, TaskError
 
@@ -169,6 +170,8 @@ class Transition:
         }
         try:
             returned = self.bound([], named)
+        except CallFailed as failure:
+            raise TaskError(f"{failure.setting}: external_transition {failure} ({where}). {failure.remedy}.") from None
         except Exception as error:
             add_context(error, f"raised by external_transition for {where}")
             raise

@@ -7,6 +7,8 @@ import os
 import threading
 from pathlib import Path
 
+from mlrl.run_folder import append_jsonl
+
 
 class AnswerCache:
     """Answers by identity: in memory, and in a file that is only appended to."""
@@ -32,6 +34,4 @@ class AnswerCache:
         with self._lock:
             self._known[identity] = text
             if self.path is not None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"request": identity, "text": text}) + "\n")
+                append_jsonl(self.path, [{"request": identity, "text": text}])

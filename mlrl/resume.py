@@ -17,9 +17,11 @@ from mlrl.checkpoint import (
     is_checkpoint_name,
     is_half_written,
     read_checkpoint_metadata,
+    recover,
     step_of,
 )
 from mlrl.errors import ConfigError
+from mlrl.rows import read_row
 from mlrl.run_folder import RunFolder, to_jsonable
 
 LATEST = "latest"
@@ -30,7 +32,8 @@ MAY_CHANGE = {
     *("logging_steps", "report_to", "output_dir", "run_name", "completions_steps", "max_nonfinite_steps"),
     *("wandb_project", "wandb_entity", "wandb_tags", "wandb_dir"),
     *("eval_interval", "eval_num_samples", "eval_num_generations", "eval_batch_size", "eval_temperature"),
-    *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed", "reward_timeout"),
+    *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed"),
+    *("reward_timeout", "reward_processes"),
     *("placement", "ranks_per_agent", "reference_ranks", "critic_ranks", "reward_model_ranks", "comparator_ranks"),
     *("micro_batch_tokens", "max_rollout_rows", "gradient_checkpointing", "attn_implementation"),
 }
@@ -67,13 +70,18 @@ def check_resume_request(where: str, output_dir: str, run_name: str | None) -> N
                 "resume_from_checkpoint='latest': of which run? Give run_name too, or the folder of a checkpoint"
             )
         run = Path(output_dir) / run_name
-        if run.is_dir() and any(run.iterdir()) and not RunFolder(run).config.is_file():
+        if run.is_dir() and not RunFolder(run).config.is_file() and not _is_empty(run):
             raise ConfigError(f"run_name={run_name!r}: {run} is not the folder of a run. Give another run_name")
     elif not Path(where).is_dir():
         raise ConfigError(
             f"resume_from_checkpoint={where!r}: there is no such folder. Give a folder checkpoint-N, a run folder, or "
             "latest with a run_name"
         )
+
+
+def _is_empty(run: Path) -> bool:
+    """Whether a folder holds nothing but what a run leaves that was killed as soon as it had made it."""
+    return all(path.name.startswith(".") for path in run.iterdir())
 
 
 def find_resume(where: str, output_dir: str, run_name: str | None, checkpoint_dir: str | Path | None = None) -> Resume:
@@ -105,7 +113,9 @@ def find_resume(where: str, output_dir: str, run_name: str | None, checkpoint_di
     notes: list[str] = []
     checkpoint = _newest_whole(folder, newest, notes)
     state = {} if checkpoint is None else read_checkpoint_metadata(checkpoint)
-    if run is None or not RunFolder(run).config.is_file():
+    if named is not None and run == named and run.is_dir() and _is_empty(run):
+        pass  # made by a run that was killed before it could write anything
+    elif run is None or not RunFolder(run).config.is_file():
         run = Path(state["run_folder"]) if state and RunFolder(state["run_folder"]).config.is_file() else None
     if named is not None and run is not None and named.resolve() != run.resolve():
         run = None  # a new run that branches off
@@ -138,6 +148,7 @@ def _check_newest(checkpoint: Path, newest: Path | None, run: Path | None, where
 def _newest_whole(folder: Path, newest: Path | None, notes: list[str]) -> Path | None:
     """The newest checkpoint without fault, up to `newest`; every other is named."""
     damaged = []
+    recover(folder)
     found = checkpoints_in(folder)
     if newest is not None and newest in found:
         found = found[found.index(newest) :]
@@ -193,7 +204,7 @@ def data_fingerprint(dataset: Any) -> str | None:
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         count = len(dataset)
         numbers = sorted({round(i * (count - 1) / (_ROWS_READ - 1)) for i in range(_ROWS_READ)})
-        rows, label = [dict(dataset[n]) for n in numbers], f"{count} rows"
+        rows, label = [read_row(dataset, "train_dataset", n) for n in numbers], f"{count} rows"
     else:
         rows, label = [dict(row) for row in itertools.islice(iter(dataset), 1)], "stream"
     text = json.dumps(to_jsonable(rows), sort_keys=True, ensure_ascii=True)
@@ -230,7 +241,7 @@ def _digest(text: str) -> str:
 
 def file_sizes(folder: RunFolder) -> dict[str, int]:
     """Bytes of every file that a run only appends to."""
-    files = [folder.metrics, *sorted(folder.completions.glob("*.jsonl"))]
+    files = [folder.metrics, folder.histograms, *sorted(folder.completions.glob("*.jsonl"))]
     return {str(file.relative_to(folder.path)): file.stat().st_size for file in files if file.exists()}
 
 
@@ -247,3 +258,18 @@ def cut_files(folder: RunFolder, sizes: dict[str, int]) -> list[str]:
         elif size < sizes[name]:
             notes.append(f"{path} has lost its end: {size} bytes of {sizes[name]}")
     return notes
+
+
+def put_aside(folder: RunFolder) -> None:
+    """Moves what a run wrote before it had a checkpoint into a folder `before_restart`, `before_restart-2` …"""
+    written = [path for path in (folder.metrics, folder.histograms, folder.completions) if path.exists()]
+    if not written:
+        return
+    name = "before_restart"
+    for number in itertools.count(2):
+        if not (folder.path / name).exists():
+            break
+        name = f"before_restart-{number}"
+    (folder.path / name).mkdir()
+    for path in written:
+        path.rename(folder.path / name / path.name)

@@ -5,6 +5,7 @@ Shapes: N agents, J joint responses of a node.
 
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mlrl.call_limits import CallFailed
 from mlrl.calling import BoundCall, add_context, bind_call, copied, shown
 from mlrl.errors import ConfigError, TaskError
 from mlrl.prompts import Prompt, located
@@ -27,6 +29,8 @@ class RewardResult:
     """What training optimises: each reward through the reward processor."""
     raw: np.ndarray
     """What the reward function returned."""
+    failed: bool = False
+    """Whether the call had no result, so that these are the fallback."""
 
 
 def bind_reward(func: Callable, num_agents: int) -> BoundCall:
@@ -52,9 +56,16 @@ def bind_reward(func: Callable, num_agents: int) -> BoundCall:
 class Reward:
     """A reward function and its processor, bound to N agents; called once for each node.
 
+    Attributes:
+        func: what is called; `mlrl.call_limits` may put a time limit around it.
+        fallback: what the function is taken to have returned for every joint of a call without result; None: an error.
+
     Raises:
         ConfigError: the function or the processor cannot be called as interface demands.
     """
+
+    fallback: float | None = None
+    _warned = False
 
     def __init__(self, func: Callable, processor: Callable | None, num_agents: int, per_agent: bool = False):
         self.num_agents = num_agents
@@ -79,7 +90,8 @@ class Reward:
         """Rewards of the J joint responses ``zip(*completions)`` ([N][J] strings).
 
         Raises:
-            TaskError: what came back is not J finite numbers (or J×N where per agent), naming item, turn and value.
+            TaskError: what came back is not J finite numbers (or J×N where per agent), or nothing came back and there
+                is no fallback; names item, turn and value.
         """
         where = located(item, item_index, turn)
         named = {
@@ -91,8 +103,11 @@ class Reward:
             "episode_seed": episode_seed,
         }
         num_joints = len(completions[0])
+        failed = False
         try:
             returned = self.func([list(agent_completions) for agent_completions in completions], named)
+        except CallFailed as failure:
+            returned, failed = [self._fallback(failure, where)] * num_joints, True
         except Exception as error:
             add_context(error, f"raised by reward_func for {where}")
             raise
@@ -103,7 +118,21 @@ class Reward:
         if self.processor is not None:
             for index in np.ndindex(raw.shape):
                 processed[index] = self._process(float(raw[index]), where)
-        return RewardResult(processed=processed, raw=raw)
+        return RewardResult(processed=processed, raw=raw, failed=failed)
+
+    def _fallback(self, failure: CallFailed, where: str) -> float:
+        """The score that stands for a call without result."""
+        if self.fallback is None or not failure.by_chance:
+            other = ", or set reward_fallback, the score of a call that fails" if failure.by_chance else ""
+            raise TaskError(f"{failure.setting}: reward_func {failure} ({where}). {failure.remedy}{other}.") from None
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"reward_fallback={self.fallback!r}: is the reward of {where}, since reward_func {failure}. "
+                "reward_failure_fraction in the metrics counts such calls.",
+                stacklevel=2,
+            )
+        return self.fallback
 
     def _process(self, reward: float, where: str) -> float:
         try:

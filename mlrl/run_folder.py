@@ -4,15 +4,19 @@ Everything written here is plain text that later tools can read without mlrl: ``
 ``completions/*.jsonl`` hold one JSON object a line.
 """
 
+import contextlib
 import json
 import math
+import os
 import re
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlrl.errors import ConfigError
+from mlrl.storage import writing
 
 
 def default_run_name(script: str, task: str, now: float | None = None) -> str:
@@ -47,14 +51,27 @@ def to_jsonable(value: Any) -> Any:
 
 
 def append_jsonl(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append one JSON object a line to ``path`` and leave the file closed, so that a crash loses no written line."""
+    """Append one JSON object a line to ``path`` and leave the file closed, so that a crash loses no written line.
+
+    Raises:
+        StorageError: it cannot be written, or not all of it (full disk); the file then is as it was before.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     objects = [json.dumps(to_jsonable(record), ensure_ascii=False, allow_nan=False) for record in records]
     lines = [_one_line(text) + "\n" for text in objects]
     # A lone surrogate has no UTF-8 form; backslashreplace writes it as \udXXX, which is its JSON escape.
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write("".join(lines))
+    left = memoryview("".join(lines).encode("utf-8", errors="backslashreplace"))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:  # unbuffered, or a failed write would be tried again by close
+            before = file.seek(0, os.SEEK_END)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(before)
+                raise
 
 
 def _one_line(text: str) -> str:
@@ -63,9 +80,9 @@ def _one_line(text: str) -> str:
 
 
 def keep_config(folder: "RunFolder", step: int) -> None:
-    """Puts config.yaml aside as config_until_<step>.yaml, where a run goes on with settings of its own."""
+    """Keeps config.yaml as config_until_<step>.yaml, where a run goes on with settings of its own."""
     if folder.config.exists():
-        folder.config.replace(folder.path / f"config_until_{step}.yaml")
+        shutil.copyfile(folder.config, folder.path / f"config_until_{step}.yaml")
 
 
 class RunFolder:
@@ -138,6 +155,16 @@ class RunFolder:
     def completions(self) -> Path:
         """Folder of the sampled rollout trees, one JSON object a node."""
         return self.path / "completions"
+
+    @property
+    def preferences(self) -> Path:
+        """Folder of the rounds of preference pairs."""
+        return self.path / "preferences"
+
+    @property
+    def histograms(self) -> Path:
+        """Distributions of rewards, one object a round."""
+        return self.preferences / "histograms.jsonl"
 
     @property
     def checkpoints(self) -> Path:

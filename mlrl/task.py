@@ -5,16 +5,20 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
+from mlrl.call_limits import LimitedCalls
 from mlrl.calling import shown
+from mlrl.config_checks import suggestion
 from mlrl.errors import ConfigError
 from mlrl.eval_hooks import EvalHooks, RolloutSample
 from mlrl.prompts import Formatters, Prompt, Transition, missing_prompt
 from mlrl.rewards import Reward, RewardResult
 from mlrl.rows import checked_dataset, field_names
 from mlrl.task_file import find_task, fit_task_args
+
+P, R = TypeVar("P"), TypeVar("R")
 
 
 @dataclass(kw_only=True)
@@ -44,9 +48,18 @@ class Task:
     metrics_callback: Callable | None = None
     """`metrics_callback(rollouts)` gets `RolloutSample`s and returns scalars or None."""
     recommended: dict[str, Any] = field(default_factory=dict)
-    """Config fields and the values that suit this task; YAML and flags win over them."""
+    """Config fields and the values that suit this task; YAML and flags win over them. Under `madpo`, `maac` … a dict of
+    those that suit one algorithm better."""
     name: str | None = None
     """Names the run; `load_task` sets it where it is None."""
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        parts = [part.name for part in fields(cls)]
+        for name in kwargs:
+            if name not in parts:
+                hint = suggestion(name, parts) or f" It has {', '.join(parts)}."
+                raise ConfigError(f"{name}={shown(kwargs[name])}: a Task has no such part.{hint}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.train_dataset = checked_dataset(self.train_dataset, "train_dataset")
@@ -153,6 +166,7 @@ class Environment:
                 "eval_logger=None: eval_aggregator is given and has no rows to aggregate. "
                 "Give an eval_logger too, or leave eval_aggregator out."
             )
+        self._calls: LimitedCalls | None = None
         self._hooks = EvalHooks(task.eval_logger, task.eval_aggregator, task.metrics_callback)
         if num_turns > 1 and self._transition is None:
             raise ConfigError(
@@ -163,6 +177,26 @@ class Environment:
             fields = field_names(getattr(task, name)) if getattr(task, name) is not None else None
             if task.formatters is None and fields is not None and "prompt" not in fields:
                 raise ConfigError(missing_prompt(fields, name))
+
+    def limit_calls(self, timeout: float | None, fallback: float | None, processes: int) -> None:
+        """Bounds calls of the reward and the transition; called once, before any weights are read.
+
+        Args:
+            timeout: seconds of a call; None: no limit.
+            fallback: the score of every joint response of a reward call that fails; None: an error.
+            processes: how many make the calls; 0: a thread of this one.
+        """
+        if timeout is None and processes == 0:
+            return
+        transition = [self._transition.bound] if self._transition else []
+        self._calls = LimitedCalls([self._reward.func, *transition], timeout, processes)
+        self._reward.func, self._reward.fallback = self._calls.limited(self._reward.func), fallback
+        if self._transition:
+            self._transition.bound = self._calls.limited(self._transition.bound)
+
+    def map(self, function: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
+        """`function` of every piece, which may call reward and transition; in parallel where they have processes."""
+        return [function(piece) for piece in pieces] if self._calls is None else self._calls.map(function, pieces)
 
     def initial_prompts(self, item: Mapping[str, Any], item_index: int | None = None) -> list[Prompt]:
         """The N prompts of turn 0.
@@ -268,6 +302,10 @@ class Environment:
     def callback_metrics(self, samples: Sequence[RolloutSample]) -> dict[str, float]:
         """The metrics callback's scalars, to be logged under ``eval/``; {} without a callback."""
         return self._hooks.callback_metrics(samples)
+
+    def response_metrics(self, trees: Sequence[Any]) -> dict[str, tuple[float, float]]:
+        """What the environment counts of the responses in rollout trees, as (sum, count)."""
+        return {}
 
     def check_first_row(self) -> None:
         """Makes the first prompts of each data set whose rows can be looked up, so that faults show before the run."""

@@ -45,8 +45,12 @@ def _module_from_file(path: str, spec: str) -> ModuleType:
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         sys.modules.pop(name, None)
+        if isinstance(error, SyntaxError) and (error.filename is None or "codec can't decode" in str(error)):
+            raise ConfigError(
+                f"task={spec!r}: {full} is no Python source ({error}). Give a file of Python code that holds a task."
+            ) from error
         raise
     return module
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from accelerate.utils import LoggerType
@@ -209,18 +210,18 @@ class Tracking:
         project = settings.get("project", DEFAULT_PROJECT)
         run_name = settings.get("name", self.run_folder.name)
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
-        if name == "wandb":
-            chosen = {key: settings[key] for key in ("entity", "tags", "id", "resume") if key in settings}
-            folder = os.fspath(settings.get("dir", self.run_folder.path))
-            tracker = tracker_class(project, name=run_name, dir=folder, **chosen)
-        elif name == "trackio":
-            # trackio takes a configuration at its start only
-            tracker = tracker_class(project, name=run_name, config=config, embed=False)
-        elif tracker_class.requires_logging_directory:
-            tracker = tracker_class(name, os.fspath(self.run_folder.path))  # <run folder>/tensorboard
-        else:
-            tracker = tracker_class(project)
         try:
+            if name == "wandb":
+                chosen = {key: settings[key] for key in ("entity", "tags", "id", "resume") if key in settings}
+                folder = os.fspath(settings.get("dir", self.run_folder.path))
+                tracker = tracker_class(project, name=run_name, dir=folder, **chosen)
+            elif name == "trackio":
+                # trackio takes a configuration at its start only
+                tracker = tracker_class(project, name=run_name, config=config, embed=False)
+            elif tracker_class.requires_logging_directory:
+                tracker = tracker_class(name, os.fspath(self.run_folder.path))  # <run folder>/tensorboard
+            else:
+                tracker = tracker_class(project)
             tracker.start()
             if name == "wandb":
                 tracker.tracker.define_metric("env_step")
@@ -263,6 +264,27 @@ class Tracking:
             values = {key: value for key, value in place.items() if (tracker.name, key) != ("trackio", "step")} | row
             try:
                 tracker.log(values, step=int(env_step))
+            except Exception as error:  # see _start
+                self._warn(tracker.name, "failed to log", error)
+
+    def log_histograms(self, values: Mapping[str, Sequence[float]], *, step: int, env_step: int, epoch: float) -> None:
+        """Pass the distribution of each named set of values to the trackers that draw histograms; see `log`."""
+        place = {"env_step": int(env_step), "step": int(step), "epoch": float(epoch)}
+        for tracker in self._trackers:
+            try:
+                if tracker.name == "wandb":
+                    import wandb
+
+                    drawn = {name: wandb.Histogram(list(own)) for name, own in values.items()}
+                    tracker.log({**place, **drawn}, step=int(env_step))
+                elif tracker.name == "tensorboard":
+                    for name, own in values.items():
+                        tracker.writer.add_histogram(name, np.asarray(own, dtype=float), int(env_step))
+                elif tracker.name == "trackio":
+                    import trackio
+
+                    drawn = {name: trackio.Histogram(list(own)) for name, own in values.items()}
+                    tracker.log({"env_step": int(env_step), "epoch": float(epoch), **drawn}, step=int(env_step))
             except Exception as error:  # see _start
                 self._warn(tracker.name, "failed to log", error)
 

@@ -91,6 +91,31 @@ def test_each_level_wins_over_those_before_it(task, tmp_path):
     assert run.task is task and run.task_name == "fake" and run.script == "test_cli"
 
 
+def test_the_number_of_roles_outlives_the_folder_of_their_one_actor(task, tmp_path):
+    (tmp_path / "agents/agent_0").mkdir(parents=True)
+    path = yaml_file(tmp_path, "agent_model: m\nnum_agents: 3\ncollaboration_mode: centralized\n")
+    words = ["--config", path, "--agents_dir", str(tmp_path / "agents")]
+    config = cli.parse(Evaluation, "", words).config
+    assert (config.num_agents, config.agent_model) == (3, None)
+    config = cli.parse(Evaluation, "", [*words, "--collaboration_mode", "decentralized"]).config
+    assert config.num_agents == 1
+
+
+def test_a_task_recommends_for_one_algorithm(task, capsys):
+    task.recommended = {
+        "max_new_tokens": 33,
+        "lora_rank": 33,
+        "magrpo": {"lora_rank": 4},
+        "maac": {"max_new_tokens": 5},
+    }
+    config = parse().config
+    assert (config.max_new_tokens, config.lora_rank, config.sources["lora_rank"]) == (33, 4, "task")
+    task.recommended = {"magrpo": {"lora_rnk": 4}}
+    assert "recommended='lora_rnk'" in error_of(capsys)
+    task.recommended = {"magrpo": 4}
+    assert error_of(capsys).startswith("recommended.magrpo=4: are no settings")
+
+
 def test_a_flag_that_repeats_the_default_still_wins(task, tmp_path):
     task.recommended = {"num_generations": 8}
     run = parse("--num_generations", "4")  # 4 is the default
@@ -355,8 +380,10 @@ def test_config_errors_hides_the_traceback(capsys):
     assert (
         capsys.readouterr().err == "magrpo.py: error: seed=-1: is out of range. Give a number from 0 to 4294967295.\n"
     )
-    with pytest.raises(KeyError), cli.config_errors():
-        raise KeyError("any other error passes")
+    with pytest.raises(SystemExit) as stop, cli.config_errors():
+        raise KeyError("the user's own")
+    assert stop.value.code == 1
+    assert "Traceback" in (printed := capsys.readouterr().err) and 'KeyError: "the user\'s own"' in printed
 
 
 # -------------------------------------------------------------------------------------------------------------- help

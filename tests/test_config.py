@@ -44,6 +44,8 @@ OUT_OF_RANGE = [
     ("discount", 1.01, "from 0 to 1"),
     ("discount", -0.1, "from 0 to 1"),
     ("max_rollout_rows", 0, "1 or more"),
+    ("reward_timeout", 0, "seconds, above 0"),
+    ("reward_processes", -1, "0 (a thread of this process)"),
     ("num_generations", 0, "1 or more"),
     ("num_generations", -3, "1 or more"),
     ("rollout_batch_size", 0, "1 or more"),
@@ -72,6 +74,8 @@ OUT_OF_RANGE = [
     ("eval_interval", -1, "0 (only by hand)"),
     ("logging_steps", 0, "1 or more"),
     ("completions_steps", -1, "0 (never)"),
+    ("save_steps", -1, "0 (no checkpoints)"),
+    ("save_total_limit", 0, "1 or more, or None"),
     ("seed", -1, "from 0 to"),
     ("seed", 2**32, "from 0 to"),
     ("discount", float("nan"), "ordinary number"),
@@ -95,6 +99,7 @@ UNKNOWN_WORD = [
     ("early_termination_scope", "branch", "node or joint"),
     ("placement", "splitted", "Did you mean 'split'?"),
     ("reference_ranks", "agent", "Did you mean 'agents'?"),
+    ("collaboration_mode", "central", "Did you mean 'centralized'?"),
     ("lr_scheduler", "cosin", "Did you mean 'cosine'?"),
     ("advantage_mode", "grpo", "raw, mean, rloo, max or greedy"),
     ("advantage_normalization", "group", "none, node or batch, or True or False"),
@@ -132,7 +137,13 @@ COMBINATIONS = [
         *("ranks_per_agent", [1, 1], "one an agent"),
     ),
     ({"placement": "split", "share_parameters": True}, "placement", "split", "Leave one of them out"),
+    ({"reward_fallback": 0.0}, "reward_fallback", 0.0, "Set reward_timeout or reward_processes"),
     ({"reference_ranks": 1}, "reference_ranks", 1, "leave reference_ranks out"),
+    ({"collaboration_mode": "centralized", "num_turns": 2}, "collaboration_mode", "centralized", "Set num_turns to 1"),
+    (
+        {"collaboration_mode": "centralized", "agents": ["a", "b"]},
+        *("collaboration_mode", "centralized", "Give one agent_model"),
+    ),
     ({"advantage_mode": "mean", "num_generations": 1}, "num_generations", 1, "raw or greedy"),
     ({"advantage_mode": "rloo", "num_generations": 1}, "num_generations", 1, "2 or more"),
     ({"advantage_mode": "max", "num_generations": 1}, "num_generations", 1, "2 or more"),
@@ -215,7 +226,7 @@ def test_the_tables_cover_every_range_and_every_set_of_words():
     }
     assert {field for field, *_ in UNKNOWN_WORD} == with_words
     numbers = {name for name, hint in hints.items() if {int, float} & set(alternatives(hint))}
-    assert numbers - set(RANGES) == {"early_termination_threshold"}  # any finite reward will do
+    assert numbers - set(RANGES) == {"early_termination_threshold", "reward_fallback"}  # any finite reward will do
     assert set(RANGES) <= known_fields()
 
 

@@ -42,6 +42,8 @@ OUT_OF_RANGE = [
     ("label_smoothing", 0.5, "below 0.5"),
     ("label_smoothing", -0.1, "below 0.5"),
     ("comparator_num_candidates", 0, "leave it out"),
+    ("comparator_ranks", 0, "agents, or 1 or more"),
+    ("reward_model_ranks", 0, "agents, or 1 or more"),
     ("comparator_history_k", 0, "the round before"),
     ("comparator_api_max_n_per_request", 0, "leave it out"),
     ("comparator_api_timeout", 0, "above 0"),
@@ -62,19 +64,20 @@ OUT_OF_RANGE = [
 
 WRONG_WORD = {
     "pair_selection": "gap",
-    "collaboration_mode": "central",
     "comparator_policy": "previous",
     "comparator_generation_mode": "joint",
     "comparator_api_format": "open_ai",
     "preference_replay_mode": "latest",
     "rl_algorithm": "ppo",
+    "comparator_ranks": "all",
+    "reward_model_ranks": "all",
 }
 
 # settings, message
 IMPOSSIBLE = [
     ({"preference_num_candidates": 1}, "preference_num_candidates=1: a pair is made of two"),
     ({"pair_selection": "comparator_reward"}, "pair_selection='comparator_reward': without iterations"),
-    ({"collaboration_mode": "centralized", "num_turns": 2}, "collaboration_mode='centralized': num_turns=2"),
+    ({"comparator_ranks": 1}, "comparator_ranks=1: only another model"),
     ({"comparator_policy": "model"}, "comparator_policy='model': names no model"),
     (
         {"comparator_policy": "model", "comparator_model_name": "a/b", "comparator_agents": ["a/b"]},

@@ -88,7 +88,7 @@ def test_a_wrong_task(changes, words):
 
 
 def test_unknown_fields_are_errors():
-    with pytest.raises(TypeError, match="reward_fn"):
+    with pytest.raises(ConfigError, match="reward_fn=.*Did you mean 'reward_func'?"):
         make(reward_fn=reward)
 
 

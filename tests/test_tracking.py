@@ -208,6 +208,7 @@ ROWS = [(0, 0, {"eval/reward": 0.25}), (1, 32, {"loss": 0.5}), (1, 32, {"eval/re
 def log_rows(tracker):
     for step, env_step, metrics in ROWS:
         tracker.log(metrics, step=step, env_step=env_step, epoch=step / 2)
+    tracker.log_histograms({"rewards": [0.0, 1.0, 1.0]}, step=2, env_step=64, epoch=1)
     tracker.finish()
 
 
@@ -262,6 +263,8 @@ def test_wandb_offline_run_holds_every_metric_over_env_step(folder, tmp_path, mo
         if record.WhichOneof("record_type") == "history"
     ]
     rows = [{key: value for key, value in row.items() if key not in ("_timestamp", "_runtime")} for row in history]
+    kind, counts, _ = (rows[-1].pop(f"rewards/{part}") for part in ("_type", "values", "bins"))
+    assert kind == "histogram" and (counts[0], counts[-1], sum(counts)) == (1, 2, 3)
     assert rows == [
         {"_step": 0, "env_step": 0, "step": 0, "epoch": 0, "eval/reward": 0.25},
         {"_step": 32, "env_step": 32, "step": 1, "epoch": 0.5, "loss": 0.5, "eval/reward": 0.5},
@@ -279,6 +282,8 @@ def test_tensorboard_events_read_back(folder):
     assert loss == [(32, 0.5), (64, 0.125)]
     assert [(event.step, event.value) for event in events.Scalars("eval/reward")] == [(0, 0.25), (32, 0.5)]
     assert [event.value for event in events.Scalars("step")] == [0, 1, 1, 2]
+    [rewards] = events.Histograms("rewards")
+    assert (rewards.step, rewards.histogram_value.num, rewards.histogram_value.sum) == (64, 3, 2)
     (hparams,) = folder.path.glob("tensorboard/*/hparams.yml")
     assert "nested.lr: 0.0001" in hparams.read_text() and "num_agents: 2" in hparams.read_text()
 
@@ -322,6 +327,9 @@ def test_trackio_database_reads_back_without_a_network(tmp_path):
     name, config, logs = json.loads((tmp_path / "found.json").read_text())
     assert name == "first" and config["nested"] == {"lr": 1e-4} and config["agents"] == ["a", "b"]
     rows = [{key: value for key, value in row.items() if key != "timestamp"} for row in logs]
+    drawn = rows.pop()
+    assert (drawn["env_step"], drawn["rewards"]["_type"]) == (64, "trackio.histogram")
+    assert sum(drawn["rewards"]["values"]) == 3
     assert rows == [
         {"step": env_step, "env_step": env_step, "epoch": step / 2, **metrics} for step, env_step, metrics in ROWS
     ]

@@ -40,6 +40,7 @@ def main() -> None:
 
         evaluation = evaluate_team(run.task, run.config)
         console = Console(enabled=evaluation.is_main)
+        console.header(evaluation.describe())
         console.evaluation(evaluation.metrics)
         if run.config.output is not None:
             evaluation.write(run.config.output)

@@ -7,7 +7,7 @@ to the initial policy that keeps it where the pairs came from. Evaluation and en
 
     ./launch.sh train/marlhf.py                                             # the demo: two agents, CPU, minutes
     ./launch.sh train/marlhf.py --num_iterations 2 --comparator_policy current_copy
-    ./launch.sh train/marlhf.py --rl_algorithm marloo --reward_model_name Qwen/Qwen2.5-0.5B-Instruct
+    ./launch.sh train/marlhf.py --rl_algorithm maac --reward_model_name Qwen/Qwen2.5-0.5B-Instruct
     accelerate launch train/marlhf.py ...                                   # in an environment of your own
 """
 

@@ -125,6 +125,9 @@ def preference_loss(
     )
 
 
-def bradley_terry_loss(winner_scores_P: Tensor, loser_scores_P: Tensor, weights_P: Tensor) -> PreferenceLossOutputs:
-    """Σ_p weight_p · −log σ(R(winner) − R(loser)) (Bradley & Terry, 1952); scores with gradient."""
-    return preference_loss(winner_scores_P - loser_scores_P, weights_P, PreferenceLossSettings(dpo_beta=1.0))
+def bradley_terry_loss(
+    winner_scores_P: Tensor, loser_scores_P: Tensor, weights_P: Tensor, label_smoothing: float = 0.0
+) -> PreferenceLossOutputs:
+    """Σ_p weight_p · −log σ(R(winner) − R(loser)) (Bradley & Terry, 1952), smoothed as above; scores with gradient."""
+    settings = PreferenceLossSettings(dpo_beta=1.0, label_smoothing=label_smoothing)
+    return preference_loss(winner_scores_P - loser_scores_P, weights_P, settings)

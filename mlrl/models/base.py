@@ -34,7 +34,7 @@ class Shard(Protocol):
 
 class Scorer(nn.Module):
     """What training reads of packed tokens, as one module's forward, in which a sharded network fetches its weights:
-    log-probabilities, or the values that a head makes of hidden states."""
+    log-probabilities, the values that a head makes of hidden states, or without a temperature those states."""
 
     def __init__(self, language_model: LanguageModel):
         super().__init__()
@@ -49,15 +49,18 @@ class Scorer(nn.Module):
     def forward(
         self,
         packed: PackedTree,
-        temperature: float = 1.0,
+        temperature: float | None = 1.0,
         entropy: str = "none",
         value_head: nn.Module | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs and entropies, each flat over all scored tokens, (S,); with a value head, values and None."""
+        """Log-probs and entropies, each flat over all scored tokens, (S,); with a value head (values, None); without a
+        temperature (hidden states (T, D), None)."""
         model = self._language_model
         hidden = model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
         if value_head is not None:
             return value_head(hidden[packed.predecessors]), None
+        if temperature is None:
+            return hidden, None
         scored = completion_logprobs(
             hidden[packed.predecessors],
             model.head.weight,

@@ -59,6 +59,15 @@ class Mesh:
         """The ranks of an agent's critic; those of a centralized one are agent 0's."""
         return self.extras.get("critic", self.agents[agent])
 
+    @property
+    def reward_model(self) -> Group:
+        """The ranks of a joint reward model."""
+        return self.extras.get("reward_model", self.agents[0])
+
+    def comparator(self, agent: int) -> Group:
+        """The ranks of another model that stands in for an agent."""
+        return self.extras.get("comparator", self.agents[agent])
+
 
 def _new_group(ranks: tuple[int, ...], rank: int, world_size: int) -> Group:
     if world_size == 1:

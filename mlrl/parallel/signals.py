@@ -12,6 +12,7 @@ from types import FrameType
 
 from mlrl.parallel.group import Group
 
+LAUNCHED = "MLRL_LAUNCHED"  # set by launch.sh
 STOPPED = 75
 """Exit code of a run that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h"""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -20,10 +21,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Stopped(SystemExit):
-    """The run was asked to stop, has written a checkpoint and ends; exit code 75, 130 after Ctrl-C."""
+    """The run was asked to stop, has written a checkpoint and ends; exit code 75, 130 after Ctrl-C.
+
+    Under launch.sh, which gives these codes itself, it is 0: launchers print pages about any other.
+    """
 
     def __init__(self, number: int):
-        super().__init__(128 + number if number == signal.SIGINT else STOPPED)
+        code = 128 + number if number == signal.SIGINT else STOPPED
+        super().__init__(0 if os.environ.get(LAUNCHED) else code)
 
 
 class StopRequests:
@@ -50,7 +55,10 @@ class StopRequests:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        ends = self._heard is not None and os.environ.get(LAUNCHED)  # launch.sh repeats SIGTERM until the end
         for number, handler in self._before.items():
+            if ends and number != signal.SIGINT:
+                handler = signal.SIG_IGN
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
 

@@ -229,6 +229,39 @@ def count(parameter: nn.Parameter) -> int:
     return parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel()
 
 
+def own_part(parameter: nn.Parameter) -> torch.Tensor:
+    """What this rank keeps of a weight: its part where it is sharded, else all of it."""
+    return parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter
+
+
+@torch.no_grad()
+def set_own_part(parameter: nn.Parameter, value: torch.Tensor) -> None:
+    """Puts back what `own_part` gave, of this weight or of another of its shape that is sharded alike."""
+    if hasattr(parameter, "ds_tensor"):
+        parameter.partition()  # a whole copy that is kept here would hide the new value
+        parameter.ds_tensor.copy_(value)
+    else:
+        parameter.copy_(value)
+
+
+def whole_of_parts(parameter: nn.Parameter, part: torch.Tensor, group: Group) -> torch.Tensor:
+    """The whole weight from what `own_part` gave on each rank; all ranks of the group call it."""
+    if not hasattr(parameter, "ds_tensor"):
+        return part
+    flat = torch.cat([one.flatten() for one in group.gather(part)])
+    return flat[: parameter.ds_numel].view(parameter.ds_shape)
+
+
+def part_of_whole(parameter: nn.Parameter, whole: torch.Tensor, group: Group) -> torch.Tensor:
+    """What `own_part` would give of a whole weight."""
+    if not hasattr(parameter, "ds_tensor"):
+        return whole
+    size = parameter.ds_tensor.numel()
+    flat = torch.zeros(size * group.size, dtype=whole.dtype)
+    flat[: whole.numel()] = whole.flatten()
+    return flat[group.index * size : (group.index + 1) * size].view(parameter.ds_tensor.shape)
+
+
 class _Ranks:
     """The entity's ranks, in the words that DeepSpeed asks."""
 

@@ -30,6 +30,7 @@ class Collected:
     Attributes:
         policy_rewards, comparator_rewards: of all candidates. lost: responses that could not be had, by reason.
         num_items: items played. num_lost: candidates lost.
+        counts: what the environment counts of the policy's responses, as (sum, count).
     """
 
     pairs: list[PreferencePair] = field(default_factory=list)
@@ -39,6 +40,7 @@ class Collected:
     cost: CollectionCost = field(default_factory=CollectionCost)
     num_items: int = 0
     num_lost: int = 0
+    counts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def collect_pairs(
@@ -59,6 +61,9 @@ def collect_pairs(
             writer="current", policy=f"agents at round {round}",
         )  # fmt: skip
         collected.policy_rewards += _account(collected, ours)
+        for name, (total, count) in ours.counts.items():
+            before, number = collected.counts.get(name, (0.0, 0.0))
+            collected.counts[name] = (before + total, number + count)
         theirs = None
         if comparator is not None:
             count = settings.comparator_num_candidates

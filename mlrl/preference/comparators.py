@@ -34,11 +34,13 @@ class Candidates:
 
     Attributes:
         lost: how many responses could not be had, by reason. cost: of playing.
+        counts: what the environment counts of responses, as (sum, count).
     """
 
     by_item: list[list[Trajectory | None]]
     lost: Counter = field(default_factory=Counter)
     cost: CollectionCost = field(default_factory=CollectionCost)
+    counts: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def num_lost(self) -> int:
@@ -80,7 +82,7 @@ def play(
         dropped_failures(trajectories(tree, discount=growth.discount, writer=writer, sampling=sampling))
         for tree in trees
     ]
-    return Candidates(by_item, cost=collector.cost)
+    return Candidates(by_item, cost=collector.cost, counts=collector.environment.response_metrics(trees))
 
 
 class PolicyComparator:
@@ -88,7 +90,7 @@ class PolicyComparator:
 
     Args:
         word: which of the three.
-        collector: of the live team.
+        collector: of the live team; made before its optimizers (see `FrozenTwin`).
         k: rounds back, for `history`.
     """
 
@@ -100,17 +102,17 @@ class PolicyComparator:
         self.word, self.live, self.collector = word, collector, collector
         self.history = PolicyHistory(k) if word == "history" else None
         self.twin: FrozenTwin | None = None
+        if word != "current":
+            self.twin = FrozenTwin(collector.team)
+            sampler = Sampler(self.twin.team, collector.sampler.max_rows)
+            self.collector = dataclasses.replace(collector, team=self.twin.team, sampler=sampler)
         self._policy = ""
 
     def begin_round(self, round: int) -> None:
         """Says that a round (counted from 1) begins: call it before anything of that round is learned."""
         self._policy = f"agents at round {round}"
-        if self.word == "current":
-            return
         if self.twin is None:
-            self.twin = FrozenTwin(self.live.team)
-            sampler = Sampler(self.twin.team, self.live.sampler.max_rows)
-            self.collector = dataclasses.replace(self.live, team=self.twin.team, sampler=sampler)
+            return
         weights = team_weights(self.live.team)
         if self.history is not None:
             self.history.record(round, weights)

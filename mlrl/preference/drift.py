@@ -7,9 +7,28 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from mlrl.preference.collection import Collected
 from mlrl.preference.pairs import PreferencePair, Trajectory
 
 NUM_BINS = 20
+
+
+def collection_metrics(
+    collected: Collected, previous_rewards: Sequence[float], earlier_pairs: Collection[str]
+) -> dict[str, float]:
+    """All metrics of one collection; see `drift_metrics` for the arguments."""
+    pairs, theirs = collected.pairs, collected.comparator_rewards
+    metrics = {
+        "preference/num_pairs": len(pairs),
+        "preference/lost_candidates": collected.num_lost,
+        "time/rollout_s": collected.cost.rollout_s,
+        "time/reward_s": collected.cost.reward_s,
+    }
+    if pairs:
+        metrics["preference/gap_mean"] = float(np.mean([pair.gap for pair in pairs]))
+    if theirs:
+        metrics["preference/comparator_reward_mean"] = float(np.mean(theirs))
+    return metrics | drift_metrics(collected.policy_rewards, previous_rewards, pairs, earlier_pairs)
 
 
 def drift_metrics(

@@ -27,6 +27,9 @@ class JointInput:
     responses: tuple[int, ...]
     cut: int = 0
 
+    def __len__(self) -> int:
+        return len(self.prompts) + len(self.responses)
+
 
 @dataclass
 class JointReader:
@@ -144,6 +147,13 @@ def joint_batches(wholes: Sequence[Sequence[JointInput]], max_tokens: int) -> It
         batch.add(place, inputs)
     if batch.places:
         yield batch
+
+
+def stand_in_batch() -> JointBatch:
+    """The smallest batch: what a rank runs while others have more of them than it."""
+    batch = JointBatch()
+    batch.add(0, [JointInput((0,), (0,))])
+    return batch
 
 
 def read_pair(reader: JointReader, pair: PreferencePair) -> tuple[list[JointInput], list[JointInput]]:

@@ -14,7 +14,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -25,12 +25,16 @@ from torch import Tensor, nn
 from mlrl.agents import Agent, Team
 from mlrl.losses.preference import PreferenceLossOutputs, bradley_terry_loss
 from mlrl.models.base import Policy
+from mlrl.parallel.group import Group
 from mlrl.preference.dropout import quiet_adapter
-from mlrl.preference.joint_text import JointBatch, JointInput, JointReader, joint_batches
+from mlrl.preference.joint_text import JointBatch, JointInput, JointReader, joint_batches, stand_in_batch
+from mlrl.preference.spreading import rank_batches
 from mlrl.prompts import Prompt
 from mlrl.quiet import quiet_models
 from mlrl.rollout.streams import derive_seed
+from mlrl.rollout.tree import Node
 from mlrl.sources import Source, load_tokenizers, resolve_source
+from mlrl.storage import whole_files
 
 ADAPTER = "reward_model"
 _SMALLEST_SCALE = 1e-6  # below it the model tells nothing apart, and noise must not become a reward
@@ -43,6 +47,9 @@ class Normalization:
     mean: float = 0.0
     scale: float = 1.0
 
+    def __call__(self, score: float) -> float:
+        return (score - self.mean) / self.scale
+
 
 class RewardModel:
     """R̃ over one policy network and a head.
@@ -53,12 +60,22 @@ class RewardModel:
         reader: makes its texts.
         discount: γ of a trajectory's score.
         seed: of the head's initial weights.
+        group: the ranks that hold it. They score and train together, each its share; default: this process alone.
     """
 
-    def __init__(self, policy: Policy, source: Source, reader: JointReader, discount: float = 1.0, seed: int = 0):
+    def __init__(
+        self,
+        policy: Policy,
+        source: Source,
+        reader: JointReader,
+        discount: float = 1.0,
+        seed: int = 0,
+        group: Group | None = None,
+    ):
         self.policy, self.source, self.reader, self.discount = policy, source, reader, discount
+        self.group = group or Group.alone()
         model = policy.base.language_model
-        width = model.head.weight.shape[1]
+        width = model.config.hidden_size
         self.head = nn.Linear(width, 1, device=model.device, dtype=torch.float32)
         generator = torch.Generator().manual_seed(derive_seed(seed, "reward_head") % 2**63)
         with torch.no_grad():
@@ -75,12 +92,14 @@ class RewardModel:
         """R̃ of every text of a batch, (texts,), float32, with gradient. Call inside `policy.use()`."""
         return self.head(last_hidden(self.policy, batch).float())[:, 0]
 
-    def pair_loss(self, batch: JointBatch, turns: Sequence[tuple[int, int]], weight: float) -> PreferenceLossOutputs:
+    def pair_loss(
+        self, batch: JointBatch, turns: Sequence[tuple[int, int]], weight: float, label_smoothing: float = 0.0
+    ) -> PreferenceLossOutputs:
         """Bradley–Terry loss of a batch whose wholes are pairs. Call inside `policy.use()`.
 
         Args:
             turns: (the winner's, the loser's) number of texts of each pair of the batch, in this order in it.
-            weight: of each pair.
+            weight: of each pair. label_smoothing: assumed share of wrong preferences.
         """
         scores = self.scores(batch)
         sides = []
@@ -90,17 +109,28 @@ class RewardModel:
             sides.append((discounts * scores[start : start + count]).sum())
             start += count
         winners_P, losers_P = torch.stack(sides[0::2]), torch.stack(sides[1::2])
-        return bradley_terry_loss(winners_P, losers_P, torch.full_like(winners_P, weight).detach())
+        weights_P = torch.full_like(winners_P, weight).detach()
+        return bradley_terry_loss(winners_P, losers_P, weights_P, label_smoothing)
 
     @torch.no_grad()
     def score_texts(self, inputs: Sequence[JointInput], max_tokens: int) -> list[float]:
-        """R̃ of each text, in order, before normalization."""
-        values = [0.0] * len(inputs)
+        """R̃ of each text, in order, before normalization; all ranks of the group call it with the same texts."""
+        mine: dict[int, float] = {}
         with self.policy.use():
-            for batch in joint_batches([[given] for given in inputs], max_tokens):
-                for place, value in zip(batch.places, self.scores(batch).tolist(), strict=True):
-                    values[place] = value
-        return values
+            for batch in self.rank_batches([[given] for given in inputs], max_tokens):
+                if batch is None:
+                    self.scores(stand_in_batch())
+                else:
+                    mine |= dict(zip(batch.places, self.scores(batch).tolist(), strict=True))
+        return self.group.collect(mine, len(inputs))
+
+    def rank_batches(self, wholes: Sequence[Sequence[JointInput]], max_tokens: int) -> list[JointBatch | None]:
+        """This rank's batches of things of one or several texts each; None: run a stand-in, since others run one."""
+        costs = [float(sum(map(len, inputs))) for inputs in wholes]
+        lockstep = self.policy.base.shard is not None
+        return rank_batches(
+            costs, lambda places: joint_batches([wholes[place] for place in places], max_tokens), self.group, lockstep
+        )
 
     def state(self) -> list[Tensor]:
         """A copy of all trained weights in main memory."""
@@ -112,9 +142,22 @@ class RewardModel:
         for parameter, value in zip(self.parameters, state, strict=True):
             parameter.copy_(value)
 
+    def kept(self) -> dict[str, Tensor]:
+        """What a checkpoint has to hold, by name."""
+        weights = {f"{number:04d}": value for number, value in enumerate(self.state())}
+        return weights | {"normalization": torch.tensor(astuple(self.normalization), dtype=torch.float64)}
+
+    def put_back(self, kept: dict[str, Tensor]) -> None:
+        """Goes on with what `kept` gave."""
+        self.normalization = Normalization(*kept["normalization"].tolist())
+        self.load_state([value for name, value in sorted(kept.items()) if name != "normalization"])
+
     def save(self, folder: str | Path) -> None:
         """Writes the adapter or network with its tokenizer, the head, and the normalization."""
-        folder = Path(folder)
+        with whole_files(folder) as place:
+            self._save(place)
+
+    def _save(self, folder: Path) -> None:
         saved = Agent(
             index=0, policy=self.policy, tokenizer=self.reader.tokenizer, source=self.source, stop_ids=frozenset(),
             parameters=[],
@@ -146,19 +189,40 @@ class LearnedReward:
     def __call__(self, *completions: Sequence[str], prompts: Sequence[Prompt]) -> list[float]:
         """Normalized R̃ of the J joint responses of a node, [agent][joint]."""
         inputs = [self.model.reader.read(prompts, joint) for joint in zip(*completions, strict=True)]
-        n = self.model.normalization
-        return [(score - n.mean) / n.scale for score in self.model.score_texts(inputs, self.max_tokens)]
+        return [self.model.normalization(score) for score in self.model.score_texts(inputs, self.max_tokens)]
+
+
+def learned_rewards(
+    model: RewardModel | None, nodes: Sequence[Node], group: Group, world: Group, max_tokens: int
+) -> list[list[float]]:
+    """Normalized R̃ of every joint response of some nodes, on every rank of the world.
+
+    Args:
+        model: on the ranks of the group; None elsewhere.
+    """
+    values: dict[int, list[float]] = {}
+    if model is not None:
+        inputs = [
+            model.reader.read([prompt.content for prompt in node.prompts], node.completions(joint))
+            for node in nodes
+            for joint in range(len(node.joints))
+        ]
+        scores = model.score_texts(inputs, max_tokens)
+        values = {0: [model.normalization(score) for score in scores]} if group.is_first else {}
+    [flat] = world.collect(values, 1)
+    remaining = iter(flat)
+    return [[next(remaining) for _ in node.joints] for node in nodes]
 
 
 @quiet_models()
 def make_reward_model(
     team: Team, *, name: str | None, max_length: int | None, discount: float, seed: int
 ) -> RewardModel:
-    """A reward model for a team.
+    """A reward model for a team, on a rank that holds one (`Mesh.reward_model`).
 
     Args:
         name: a model of its own; None takes agent 0's: with LoRA an adapter on its base, which is not loaded again,
-            with full tuning a copy of its present weights.
+            with full tuning a copy of its present weights. On ranks without agent 0 its model is loaded there.
 
     Raises:
         ConfigError: the model or its tokenizer cannot be loaded, or `max_length` is too small.
@@ -167,14 +231,16 @@ def make_reward_model(
     source = agent.source if name is None else resolve_source(name)
     tokenizer = agent.tokenizer if name is None else load_tokenizers([source])[0]
     reader = JointReader(tokenizer, len(team.agents), max_length)
-    if name is not None:
+    group, shared = team.mesh.reward_model, name is None and agent.is_here
+    if not shared:
         base = team.loading.base(source)
     else:
         base = agent.base if arguments.tuning == "lora" else agent.base.copy()
     policy, others = Policy(base, None), []
     if arguments.tuning == "lora":
         # PEFT changes what has gradients: agents keep theirs, a network of its own has none
-        others = [p for p in base.model.parameters() if p.requires_grad and name is None]
+        others = [p for p in base.model.parameters() if p.requires_grad and shared]
+        team.loading.frozen(base, group)
         targets = arguments.lora_target_modules
         lora = LoraConfig(
             r=arguments.lora_rank,
@@ -189,16 +255,15 @@ def make_reward_model(
     trained = {id(p) for p in [*others, *policy.parameters()]}
     for parameter in base.model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
-    return RewardModel(policy, source, reader, discount, seed)
+    return RewardModel(policy, source, reader, discount, seed, group)
 
 
 def last_hidden(policy: Policy, batch: JointBatch) -> Tensor:
     """Final hidden state at the last token of every text, (texts, D). Call inside `policy.use()`."""
-    model = policy.base.language_model
-    packed = batch.tree.pack(model.device)
-    hidden = model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
+    packed = batch.tree.pack(policy.base.language_model.device)
+    hidden, _ = policy.base.score(packed, None)
     stops = torch.tensor([len(segment.token_ids) for segment in batch.tree.segments]).cumsum(0) - 1
-    return hidden[stops[batch.ends].to(model.device)]
+    return hidden[stops[batch.ends].to(hidden.device)]
 
 
 def fit_normalization(groups: Sequence[Hashable], scores: Sequence[float]) -> Normalization:

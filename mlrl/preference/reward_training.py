@@ -10,7 +10,7 @@ import numpy as np
 
 from mlrl.parallel.engine import Engine
 from mlrl.preference.dropout import adapter_dropout
-from mlrl.preference.joint_text import JointInput, joint_batches, read_pair
+from mlrl.preference.joint_text import JointInput, read_pair, stand_in_batch
 from mlrl.preference.pairs import PreferencePair
 from mlrl.preference.reward_model import Normalization, RewardModel, fit_normalization
 from mlrl.rollout.streams import derive_seed, uniforms
@@ -24,13 +24,14 @@ class FitSettings:
 
     Attributes:
         batch_size: pairs an update. micro_batch_tokens: tokens of a forward pass, which change no result.
-        validation_fraction: of the items.
+        validation_fraction: of the items. label_smoothing: assumed share of wrong preferences.
     """
 
     num_epochs: int = 1
     batch_size: int = 16
     micro_batch_tokens: int = 4096
     validation_fraction: float = 0.1
+    label_smoothing: float = 0.0
     seed: int = 0
 
 
@@ -69,8 +70,10 @@ def fit(
 ) -> FitReport:
     """Trains the model and fits its normalization; without validation items the last epoch is kept.
 
+    All ranks that hold the model call it with the same pairs, and get the same report.
+
     Args:
-        engine: of `model.parameters`.
+        engine: of `model.parameters`, over the model's ranks.
         on_epoch: hears of every epoch and its validation.
     """
     read = [read_pair(model.reader, pair) for pair in pairs]
@@ -138,10 +141,15 @@ def score_pairs(model: RewardModel, read: Sequence[ReadPair], max_tokens: int) -
 
 def _update(model: RewardModel, engine: Engine, read: Sequence[ReadPair], settings: FitSettings) -> bool:
     """One optimizer update; False where its gradient was not finite and it was left out."""
+    batches = model.rank_batches([[*winner, *loser] for winner, loser in read], settings.micro_batch_tokens)
     with model.policy.use(), adapter_dropout(model.policy):
-        for batch in joint_batches([[*winner, *loser] for winner, loser in read], settings.micro_batch_tokens):
-            turns = [(len(read[place][0]), len(read[place][1])) for place in batch.places]
-            engine.backward(model.pair_loss(batch, turns, 1.0 / len(read)).loss)
+        for number, batch in enumerate(batches, start=1):
+            if batch is None:
+                loss = 0.0 * model.scores(stand_in_batch()).sum()
+            else:
+                turns = [(len(read[place][0]), len(read[place][1])) for place in batch.places]
+                loss = model.pair_loss(batch, turns, 1.0 / len(read), settings.label_smoothing).loss
+            engine.backward(loss, last=number == len(batches))
     norm = engine.grad_norm()
     if not math.isfinite(norm):
         engine.zero_grad()

@@ -18,6 +18,7 @@ from mlrl.errors import ConfigError
 from mlrl.preference.pairs import PreferencePair, Sampling, Trajectory, Turn
 from mlrl.rollout.tree import Response, TokenizedPrompt
 from mlrl.run_folder import to_jsonable
+from mlrl.storage import writing
 
 FOLDER = "preferences"  # in the run folder
 _NAME = re.compile(r"iteration_(\d{4,})\.jsonl")
@@ -36,15 +37,16 @@ class Round:
 def write_round(folder: str | Path, number: int, pairs: Iterable[PreferencePair]) -> Round:
     """Writes folder/iteration_<number>.jsonl, whole or not at all; no pair makes an empty file."""
     path = Path(folder) / f"iteration_{number:04d}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     count = 0
-    # A lone surrogate, which a prompt may hold, has no UTF-8 form, and Arrow refuses its JSON escape: it becomes "?".
-    with unfinished.open("w", encoding="utf-8", errors="replace") as file:
-        for pair in pairs:
-            file.write(json.dumps(to_record(pair), ensure_ascii=False, allow_nan=False) + "\n")
-            count += 1
-    os.replace(unfinished, path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A lone surrogate, which a prompt may hold, has no UTF-8 form, and Arrow refuses its JSON escape: "?".
+        with unfinished.open("w", encoding="utf-8", errors="replace") as file:
+            for pair in pairs:
+                file.write(json.dumps(to_record(pair), ensure_ascii=False, allow_nan=False) + "\n")
+                count += 1
+        os.replace(unfinished, path)
     return Round(path, number, count)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from mlrl.agents import Team
 from mlrl.config_preference import ComparatorArguments, history_k
 from mlrl.errors import ConfigError
+from mlrl.parallel.mesh import Mesh
 from mlrl.preference.comparators import SNAPSHOTS, PolicyComparator, WrittenComparator
 from mlrl.preference.writers import CentralizedWriter, ModelWriter, RemoteWriter, Writer
 from mlrl.remote import RemoteModel, RemoteSettings
@@ -34,19 +35,20 @@ def make_comparator(
     if args.comparator_policy in SNAPSHOTS:
         return PolicyComparator(args.comparator_policy, live, history_k(args))
     num_agents = len(live.team.agents)
-    centralized = args.comparator_generation_mode == "centralized"
+    centralized = args.comparator_generation_mode == "centralized" and num_agents > 1
     if centralized:
         longest = num_agents * (sampling.max_new_tokens + _TAG_TOKENS)
         sampling = dataclasses.replace(sampling, max_new_tokens=longest)
     writer: Writer
     if args.comparator_policy == "api":
         name = args.comparator_api_model or args.comparator_api_url
-        writer = RemoteWriter(_remote_model(args, sampling, cache))
+        writer = RemoteWriter(_remote_model(args, sampling, cache), live.world)
     else:
         names = args.comparator_agents or [args.comparator_model_name] * (1 if centralized else num_agents)
         name = ", ".join(dict.fromkeys(names))
         team = load_writers(live.team, names)
-        writer = ModelWriter(team, Sampler(team, live.sampler.max_rows), sampling, live.team.agents)
+        collector = Collector(team, Sampler(team, live.sampler.max_rows), live.environment)
+        writer = ModelWriter(collector, sampling, live.team.agents)
     return WrittenComparator(args.comparator_policy, name, live, CentralizedWriter(writer) if centralized else writer)
 
 
@@ -60,9 +62,13 @@ def check_comparator(args: ComparatorArguments) -> None:
 
 
 def load_writers(team: Team, names: list[str]) -> Team:
-    """Models by name, equal ones once, as a team that is not trained, on the device and in the type of another team."""
+    """Models by name, equal ones once, as a team that is not trained, on the device and in the type of another team.
+
+    The n-th lives where agent n does, or on ranks of its own; sharded where that team is.
+    """
     sources = [resolve_source(name) for name in names]
-    loading = team.loading
+    loading, mesh = team.loading, team.mesh
+    places = tuple(mesh.comparator(agent) for agent in range(len(names)))
     return Team.load(
         dataclasses.replace(loading.arguments, share_parameters=False),
         sources,
@@ -70,6 +76,8 @@ def load_writers(team: Team, names: list[str]) -> Team:
         device=loading.device,
         dtype=loading.dtype,
         seed=0,
+        mesh=Mesh(mesh.world, places),
+        zero=loading.zero,
         attn_implementation=loading.attn_implementation,
         trainable=False,
     )

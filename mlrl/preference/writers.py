@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mlrl.agents import Agent, Team
+from mlrl.agents import Agent
 from mlrl.centralized import centralized_prompt, split_roles
 from mlrl.errors import TaskError
+from mlrl.parallel.group import Group
 from mlrl.prompts import Prompt
 from mlrl.remote import RemoteModel, RemoteRequest
 from mlrl.rollout.collect import Collector, Growth
 from mlrl.rollout.prompts import tokenize_prompt
-from mlrl.rollout.sampler import Request, Sampler, SamplingParams
+from mlrl.rollout.sampler import Request, SamplingParams
 from mlrl.rollout.tree import Node, Response, RolloutTree
 from mlrl.sources import max_model_length
 
@@ -48,14 +49,15 @@ class Writer(Protocol):
     """Responses that could not be had so far, by reason."""
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
-        """[request][agent][count]: a text, a response of the agent's own tokens, or None."""
+        """[request][agent][count]: a text, a response of the agent's own tokens, or None. All ranks call it together,
+        and get the same."""
 
 
 class RemoteWriter:
-    """Every role by a model over HTTP."""
+    """Every role by a model over HTTP, which the first of some ranks asks; default: this process alone."""
 
-    def __init__(self, model: RemoteModel):
-        self.model = model
+    def __init__(self, model: RemoteModel, world: Group | None = None):
+        self.model, self.world = model, world or Group.alone()
 
     @property
     def lost(self) -> Counter:
@@ -71,7 +73,7 @@ class RemoteWriter:
             for request in requests
             for agent, prompt in enumerate(request.prompts)
         ]
-        answers = self.model.complete(asked)
+        answers = self.world.from_first(lambda: self.model.complete(asked))
         if asked and all(text is None for own in answers for text in own):
             raise TaskError(
                 f"comparator_api_url={self.model.settings.url!r}: none of {sum(len(own) for own in answers)} texts "
@@ -85,18 +87,20 @@ class ModelWriter:
     """Every role by a local model of its own.
 
     Args:
-        team: the models that write, one an agent, or a single one for all roles.
+        collector: draws from the models that write, one an agent, or a single one for all roles.
         readers: the agents that learn; where a writer has their tokens, its responses keep them.
     """
 
-    def __init__(self, team: Team, sampler: Sampler, sampling: SamplingParams, readers: Sequence[Agent]):
-        self.team, self.sampler, self.sampling = team, sampler, sampling
+    def __init__(self, collector: Collector, sampling: SamplingParams, readers: Sequence[Agent]):
+        self.collector, self.team, self.sampling = collector, collector.team, sampling
         self.lost: Counter = Counter()
+        stops = [_stop_ids(agents, collector.world) for agents in (self.team.agents, readers)]
         self.same_tokens = [
-            writer.tokenizer.get_vocab() == reader.tokenizer.get_vocab() and writer.stop_ids == reader.stop_ids
-            for writer, reader in zip(team.agents, readers, strict=False)
+            writer.tokenizer.get_vocab() == reader.tokenizer.get_vocab() and own == theirs
+            for writer, reader, own, theirs in zip(self.team.agents, readers, *stops, strict=False)
         ]
-        lengths = [max_model_length(agent.source) for agent in team.agents]
+        self.rows = [reader.source.config.get_text_config().vocab_size for reader in readers]
+        lengths = [max_model_length(agent.source) for agent in self.team.agents]
         self.limits = [None if length is None else length - sampling.max_new_tokens for length in lengths]
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
@@ -110,14 +114,18 @@ class ModelWriter:
             for request in requests
             for agent, prompt in enumerate(request.prompts)
         ]
-        sampled = iter(self.sampler.sample(asked, self.sampling))
+        sampled = iter(self.collector.draw(asked, self.sampling))
         return [
             [
-                [response if self.same_tokens[agent] else response.text for response in next(sampled)]
+                [response if self._keeps(agent, response) else response.text for response in next(sampled)]
                 for agent in range(len(request.prompts))
             ]
             for request in requests
         ]
+
+    def _keeps(self, agent: int, response: Response) -> bool:
+        """Whether these tokens are the reader's too; a network may have rows beyond its tokenizer's, and draw them."""
+        return self.same_tokens[agent] and max(response.token_ids, default=0) < self.rows[agent]
 
     def _tokens(self, agent: int, prompt: Prompt, request: NodeRequest) -> list[int]:
         """A prompt through the writer's own chat template. Raises TaskError where its model cannot hold it."""
@@ -171,7 +179,7 @@ class WrittenCollector(Collector):
             )
             for tree, node in alive
         ]
-        texts = self.world.from_first(lambda: self.writer.write(requests))
+        texts = self.writer.write(requests)
         written = {id(node): own for (_, node), own in zip(alive, texts, strict=True)}
         for _, node in frontier:
             lost = [[None] * growth.generations[node.turn]] * len(self.team.agents)
@@ -196,6 +204,12 @@ def as_response(text: str | Response | None, agent: Agent, max_new_tokens: int) 
     truncated = len(token_ids) >= max_new_tokens
     token_ids = token_ids[:max_new_tokens] if truncated else [*token_ids, agent.tokenizer.eos_token_id]
     return Response(token_ids, [], agent.decode(token_ids), truncated)
+
+
+def _stop_ids(agents: Sequence[Agent], world: Group) -> list[frozenset[int]]:
+    """End tokens of every agent, which the ranks that hold it know."""
+    here = {number: agent.stop_ids for number, agent in enumerate(agents) if agent.is_here}
+    return world.collect(here, len(agents))
 
 
 def _is_lost(node: Node) -> bool:

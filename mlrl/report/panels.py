@@ -37,7 +37,7 @@ TITLES = {
     "grad_norm": ("Gradient norm", "Before clipping."),
     "grad_clipped_fraction": ("Clipped gradients", "Share of updates whose gradient was clipped."),
     "learning_rate": ("Learning rate", ""),
-    "value_loss": ("Value loss", ""),
+    "value_loss": ("Value loss", "Squared distance of the critics' values to their targets."),
     "explained_variance": ("Explained variance", "1: the critic predicts every return. 0: no better than their mean."),
     "throughput/generated_tokens_per_s": ("Tokens a second", "Sampled while sampling, trained on while updating."),
     "time/step_s": ("Seconds a step", "Whole step, and its parts; an update is one of possibly several in a step."),
@@ -45,6 +45,7 @@ TITLES = {
     "total_generated_tokens": ("Tokens sampled so far", ""),
     "nonfinite_fraction": ("Skipped updates", "Share of updates with a NaN or infinite gradient."),
     "truncated_prompt_fraction": ("Truncated prompts", "Share of prompts cut to fit."),
+    "reward_failure_fraction": ("Failed rewards", "Share of reward calls without result, scored by reward_fallback."),
 }
 # Metrics drawn into another one's chart: that one, and what each line there is called.
 _SHARED = {
@@ -57,7 +58,7 @@ _SHARED = {
     "time/reward_s": ("time/step_s", "rewards"),
     "time/update_s": ("time/step_s", "an update"),
 }
-_COST_NAMES = ("total_generated_tokens", "nonfinite_fraction", "truncated_prompt_fraction")
+_COST_NAMES = ("total_generated_tokens", "nonfinite_fraction", "truncated_prompt_fraction", "reward_failure_fraction")
 _STDERR = re.compile(r"(eval/turn_\d+)/reward_stderr")
 _TURN = re.compile(r"turn_(\d+)/")
 _MEMBER = re.compile(r"(agent|critic|comparator)_(\d+)")
@@ -113,8 +114,8 @@ def _take_apart(name: str) -> tuple[bool, str, str, str]:
     """(of an evaluation?, turn, metric without turn and member, member), e.g. (False, "1", "loss", "agent 0")."""
     evaluation, rest = name.startswith("eval/"), name.removeprefix("eval/")
     turn = ""
-    if match := _TURN.match(rest):
-        turn, rest = match[1], rest[match.end() :]
+    if match := _TURN.search(rest):
+        turn, rest = match[1], rest[: match.start()] + rest[match.end() :]
     variant = ""
     if match := _MEMBER.search(rest):
         variant = f"{match[1]} {match[2]}"

@@ -175,6 +175,7 @@ def _warnings(run: Run, blocks: Sequence[Block]) -> list[str]:
     for name, text in (
         ("nonfinite_fraction", "updates were skipped for NaN or infinite gradients"),
         ("truncated_prompt_fraction", "prompts were cut to fit"),
+        ("reward_failure_fraction", "reward calls had no result and got reward_fallback"),
     ):
         if name in run.metrics and np.any(run.metrics[name].finite.value > 0):
             found.append(text)

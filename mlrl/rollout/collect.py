@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mlrl.agents import Team
 from mlrl.estimators.returns import joint_indices
@@ -18,6 +19,8 @@ from mlrl.rollout.sampler import Request, Sampler, SamplingParams
 from mlrl.rollout.streams import derive_seed
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 from mlrl.task import Environment
+
+P, R = TypeVar("P"), TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -113,13 +116,13 @@ class Collector:
             for agent in range(len(self.team.agents))
         ]
         start = time.perf_counter()
-        responses = iter(self._sample_requests(requests, growth.sampling))
+        responses = iter(self.draw(requests, growth.sampling))
         self.cost.rollout_s += time.perf_counter() - start
         for _, node in frontier:
             node.responses = [next(responses) for _ in self.team.agents]
             self.cost.generated_tokens += sum(len(r.token_ids) for own in node.responses for r in own)
 
-    def _sample_requests(self, requests: list[Request], sampling: SamplingParams) -> list[list[Response]]:
+    def draw(self, requests: list[Request], sampling: SamplingParams) -> list[list[Response]]:
         """Responses of all requests, each drawn on one rank of its agent."""
         if self.world.size == 1:
             return self.sampler.sample(requests, sampling, self.on_tokens)
@@ -163,13 +166,20 @@ class Collector:
             node.joints = joint_indices(len(self.team.agents), len(node.responses[0]), growth.joint_mode)
             self.cost.joint_evaluations += len(node.joints)
         start = time.perf_counter()
-        judged = self.world.map(lambda place: self._rewards_of(*place, growth), frontier)
+        judged = self._map(lambda place: self._rewards_of(*place, growth), frontier)
         self.cost.reward_s += time.perf_counter() - start
-        for (_, node), (processed, raw) in zip(frontier, judged, strict=True):
-            node.rewards, node.raw_rewards = processed, raw
+        for (_, node), (processed, raw, failed) in zip(frontier, judged, strict=True):
+            node.rewards, node.raw_rewards, node.reward_failed = processed, raw, failed
 
-    def _rewards_of(self, tree: RolloutTree, node: Node, growth: Growth) -> tuple[list, list]:
-        """A node's rewards through the processor, and as they were returned."""
+    def _map(self, function: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
+        """`function` of every piece on all ranks, each computed on one of them, there maybe in parallel."""
+        owners = spread([1.0] * len(pieces), self.world.size)
+        own = [i for i, owner in enumerate(owners) if owner == self.world.index]
+        results = self.environment.map(lambda i: function(pieces[i]), own)
+        return self.world.collect(dict(zip(own, results, strict=True)), len(pieces))
+
+    def _rewards_of(self, tree: RolloutTree, node: Node, growth: Growth) -> tuple[list, list, bool]:
+        """A node's rewards through the processor, as they were returned, and whether the call had failed."""
         prompt_history, response_history = node.history()
         result = self.environment.rewards(
             item=tree.item,
@@ -184,14 +194,14 @@ class Collector:
             episode_seed=self._episode_seed(tree, growth),
             item_index=tree.ordinal,
         )
-        return result.processed.tolist(), result.raw.tolist()
+        return result.processed.tolist(), result.raw.tolist(), result.failed
 
     def _expand(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> list[tuple[RolloutTree, Node]]:
         """Children of the joints that go on, in joint order."""
         branches = [
             (tree, node, joint, reward) for tree, node in frontier for joint, reward in self._going_on(node, growth)
         ]
-        prompted = self.world.map(lambda branch: self._next_contents(*branch, growth), branches)
+        prompted = self._map(lambda branch: self._next_contents(*branch, growth), branches)
         children = []
         for (tree, node, joint, _), contents in zip(branches, prompted, strict=True):
             prompts = [
@@ -240,7 +250,9 @@ class Collector:
         shadows = [(tree, Node(node.path, node.prompts, node.parent)) for tree, node in nodes]
         sampling = SamplingParams(temperature=0.0, max_new_tokens=growth.sampling.max_new_tokens)
         greedy = Growth(**{**growth.__dict__, "generations": (1,) * len(growth.generations), "sampling": sampling})
+        counted = self.cost.truncated_prompts
         self._grow(shadows, greedy)
+        self.cost.truncated_prompts = counted  # of the tree alone, whose prompts it is compared with
         for (_, node), (_, shadow) in zip(nodes, shadows, strict=True):
             node.greedy_return = shadow.returns(growth.discount)[0]
 

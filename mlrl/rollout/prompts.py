@@ -59,10 +59,20 @@ def tokenize_prompt(
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, content: str | list[dict], where: str) -> list[int]:
+    special = False
     if isinstance(content, str):
-        bos = tokenizer.bos_token
-        return tokenizer(content, add_special_tokens=not (bos and content.startswith(bos)), **_QUIET)["input_ids"]
-    return tokenizer(_render(tokenizer, content, where), add_special_tokens=False, **_QUIET)["input_ids"]
+        text, bos = content, tokenizer.bos_token
+        special = not (bos and content.startswith(bos))
+    else:
+        text = _render(tokenizer, content, where)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TaskError(
+            f"{where}: the prompt holds {text[error.start]!r}, half of a character, which has no tokens. Remove it: "
+            'text.encode("utf-8", "replace").decode()'
+        ) from None
+    return tokenizer(text, add_special_tokens=special, **_QUIET)["input_ids"]
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict], where: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mlrl.errors import NonFiniteError
 from mlrl.models.attention import DecodeAttention
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.rollout.streams import StreamKey, uniforms
@@ -194,7 +195,10 @@ class _Decode:
             logits[:, self.stop_ids] = float("-inf")
         if self.params.temperature == 0:
             chosen = logits.argmax(-1)
-            return chosen, logits.log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
+            logprob = logits.log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
+            if not logprob.isfinite().all():
+                raise _diverged()
+            return chosen, logprob
         if self.params.temperature != 1:
             logits = logits / self.params.temperature
         if self.params.top_k > 0 or self.params.top_p < 1:
@@ -215,6 +219,8 @@ def inverse_cdf(logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tens
     mass = F.pad((logits - peak).exp_(), (0, blocks * _BLOCK - vocab)).view(rows, blocks, _BLOCK)
     cumulative = mass.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1]
+    if not total.isfinite().all():
+        raise _diverged()
     # rounding must not carry the goal past the last token that has mass
     goal = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))[:, None]
     block = torch.searchsorted(cumulative, goal, right=True)
@@ -225,6 +231,13 @@ def inverse_cdf(logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tens
     token = (block * _BLOCK + torch.minimum(place, last))[:, 0]
     logprob = logits.gather(1, token[:, None])[:, 0] - peak[:, 0] - total.log().float()
     return token, logprob
+
+
+def _diverged() -> NonFiniteError:
+    return NonFiniteError(
+        "sampling: a model's next-token logits are not finite, so its weights have diverged. Lower the learning rate, "
+        "set max_grad_norm, or use dtype float32"
+    )
 
 
 def truncate(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

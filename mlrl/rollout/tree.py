@@ -59,6 +59,7 @@ class Node:
     joints: list[tuple[int, ...]] = field(default_factory=list)  # [J][N] generation of each agent
     rewards: list[Any] = field(default_factory=list)  # [J], or [J][N] where rewards are an agent's own
     raw_rewards: list[Any] = field(default_factory=list)  # before the reward processor
+    reward_failed: bool = False  # the reward had no result, so that these are the fallback
     children: dict[int, Node] = field(default_factory=dict)  # by joint
     greedy_return: float | None = None  # return of the greedy joint response, where that is the baseline
     advantages: list[list[float]] | None = None  # [N][K], once estimated

@@ -31,6 +31,25 @@ RECOMMENDED = {
     "eval_interval": 40,
     "eval_num_samples": 8,
     "eval_num_generations": 4,
+    # few pairs of wide gaps: reading a response again costs far more than drawing one
+    "madpo": {
+        "preference_pairs_per_sample": 2,
+        "train_batch_size": 8,
+        "agent_learning_rate": 5e-4,
+        "max_steps": None,
+    },
+    "marlhf": {
+        "preference_pairs_per_sample": 2,
+        "reward_train_batch_size": 8,
+        "reward_num_train_epochs": 3,
+        "reward_learning_rate": 3e-4,
+        "reward_validation_fraction": 0.25,
+        "num_generations": 4,
+        "joint_mode": "aligned",
+        "rollout_batch_size": 4,
+        "agent_learning_rate": 1e-3,
+        "max_steps": None,
+    },
 }
 
 

@@ -39,23 +39,46 @@ def read_rows(data_path: str) -> list[Row]:
         )
     try:
         if path.suffix == ".parquet":
-            from datasets import Dataset
+            import pyarrow.parquet  # comes with datasets, and is quicker to load
 
-            return Dataset.from_parquet(str(path)).to_list()
+            return pyarrow.parquet.read_table(path).to_pylist()
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         rows = _from_json(raw.decode())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"task_args.data_path={data_path!r}: cannot be read ({error}).") from error
+    except Exception as error:  # each format has errors of its own
+        raise ConfigError(
+            f"task_args.data_path={data_path!r}: cannot be read ({error}). Correct it, or give another file."
+        ) from error
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"task_args.data_path={data_path!r}: no list of rows with named fields.")
+        raise ConfigError(
+            f"task_args.data_path={data_path!r}: no list of rows with named fields. Give one object a row."
+        )
     return rows
 
 
 def _from_json(text: str) -> Any:
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        if len(lines) < 2 or not _is_json(lines[0][1]):
+            raise ValueError(f"no JSON: {error}") from None
+    rows = []
+    for number, line in lines:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} is no JSON: {error.msg} at column {error.colno}") from None
+        if not isinstance(rows[-1], dict):
+            raise ValueError(f"line {number} is no row of named fields: {line[:80]}")
+    return rows
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
     except json.JSONDecodeError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return False
+    return True
 
 
 def hub_rows(dataset: str, split: str) -> list[Row]:

@@ -12,8 +12,8 @@ from mlrl.config import (
 from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig, MARLHFConfig, MARLHFIterConfig
 from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
 from mlrl.trainers.evaluator import Evaluation, evaluate_team
+from mlrl.trainers.madpo import MADPOIterTrainer, MADPOTrainer
 from mlrl.trainers.marlhf import MARLHFIterTrainer, MARLHFTrainer
-from mlrl.trainers.preference import MADPOIterTrainer, MADPOTrainer
 from mlrl.trainers.reinforce import MAGRPOTrainer, MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 
 __all__ = [

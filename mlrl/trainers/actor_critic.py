@@ -124,8 +124,8 @@ class ActorCriticTrainer(ReinforceTrainer):
         settings = super()._optimizer_settings(learning_rate)
         if not self.separate:
             return settings
-        steps = max(0, (self.total_steps or 0) - warmup_rollouts(self.args))  # those in which actors learn
-        return dataclasses.replace(settings, total_updates=steps * self._updates_per_step())
+        warmup = warmup_rollouts(self.args) * self._updates_per_step(self.args.rollout_batch_size)  # critics alone
+        return dataclasses.replace(settings, total_updates=max(0, settings.total_updates - warmup))
 
     # A step ----------------------------------------------------------------------------------------------------------
 
@@ -166,9 +166,10 @@ class ActorCriticTrainer(ReinforceTrainer):
             on_actors=not self.separate,
             warming_up=self._is_warming_up,
         )
-        for outcome in update.run(samples):
+        outcomes = list(update.run(samples))
+        for outcome in outcomes:
             self.averager.update(outcome.metrics)
-            self.guard_nonfinite(outcome.finite)
+        self.guard_nonfinite(*(outcome.finite for outcome in outcomes))
 
     @property
     def _is_warming_up(self) -> bool:
@@ -211,7 +212,7 @@ class ActorCriticTrainer(ReinforceTrainer):
     def _interval_metrics(self) -> dict[str, float]:
         """Explained variances, from the sums of all steps since the last line."""
         values = {
-            f"turn_{turn + 1}/critic_{critic}/explained_variance": explained.value
+            f"critic/turn_{turn + 1}/critic_{critic}/explained_variance": explained.value
             for (turn, critic), explained in sorted(self._explained.items())
         }
         self._explained = {}

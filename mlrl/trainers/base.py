@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from mlrl.agents import Agent
-from mlrl.checkpoint import Entity
-from mlrl.config import TrainerConfig
+from mlrl.centralized import actors, make_environment
+from mlrl.checkpoint import Entity, Kept
+from mlrl.config import TrainingConfig
 from mlrl.config_checks import check_field
 from mlrl.config_file import dump_config, masked
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
-from mlrl.errors import ConfigError
+from mlrl.errors import ConfigError, NonFiniteError
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.launch import Launch
 from mlrl.parallel.zero import ZeroEngine
@@ -28,7 +29,7 @@ from mlrl.resume import Resume
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import RunFolder, default_run_name, keep_config
-from mlrl.task import Environment, Task
+from mlrl.task import Task
 from mlrl.tracking import (
     LoggingInterval,
     MetricAverager,
@@ -53,10 +54,6 @@ from mlrl.trainers.records import write_nodes
 from mlrl.trainers.setup import make_engine, make_mesh, prepare_team, whole_task
 
 
-class NonFiniteError(RuntimeError):
-    """Too many steps in a row had a NaN or infinite gradient."""
-
-
 class Trainer:
     """Base of all trainers; a subclass says how a step turns a batch of items into updates (`step`).
 
@@ -76,7 +73,7 @@ class Trainer:
         ConfigError: for whatever is wrong, before any weights are read where it can be known by then.
     """
 
-    config_class: ClassVar[type[TrainerConfig]]
+    config_class: ClassVar[type[TrainingConfig]]
     algorithm: ClassVar[str]
     takes_own_rewards: ClassVar[bool] = False
     """Whether a reward may be one number an agent."""
@@ -98,7 +95,7 @@ class Trainer:
         metrics_callback: Callable | None = None,
         model_config: dict[str, Any] | None = None,
         wandb_config: dict[str, Any] | None = None,
-        args: TrainerConfig | None = None,
+        args: TrainingConfig | None = None,
         *,
         task: Task | None = None,
     ):
@@ -114,22 +111,18 @@ class Trainer:
             "metrics_callback": metrics_callback,
         }
         self.args = args if args is not None else self.config_class()
-        if not isinstance(self.args, TrainerConfig):
+        if not isinstance(self.args, TrainingConfig):
             raise ConfigError(f"args={type(self.args).__name__}: not a config. Give a {self.config_class.__name__}")
         self.launch = Launch.detect()
         models = team_models(self.args, agent_model=agent_model, agents=agents, num_agents=num_agents)
+        num_roles = len(models)
+        self.args.check(num_roles)
+        models = actors(models, self.args)
         self.num_agents = len(models)
-        self.args.check(self.num_agents)
         self.mesh = make_mesh(self.args, self.launch, self.num_agents)
         self.world = self.mesh.world
         self.task = whole_task(task, pieces)
-        self.environment = Environment(
-            self.task,
-            self.num_agents,
-            self.args.num_turns,
-            self.args.external_prompt_passthrough,
-            self.takes_own_rewards,
-        )
+        self.environment = make_environment(self.task, num_roles, self.args, self.takes_own_rewards)
         self.wandb_config = _wandb_settings(self.args, wandb_config)
         check_report_to(self.args.report_to)
         if self.args.run_name is not None and self.args.resume_from_checkpoint is None:
@@ -154,6 +147,7 @@ class Trainer:
         self.step_number = self.env_step = self.items_done = 0
         self.epoch = 0.0
         self.generated_tokens = 0
+        self.last_reward = 0.0
         self.run_folder: RunFolder | None = None
         self.console = Console(enabled=False)  # until `train`, so that a step can be taken by hand
         self._nonfinite_in_a_row = 0
@@ -212,6 +206,9 @@ class Trainer:
             self.checkpoints = Checkpoints(self, schedule, self._fingerprints(), self._resume)
             try:
                 self.console.header(self._describe())
+                if args.max_steps is not None and (self.total_steps or args.max_steps) < args.max_steps:
+                    ends = f"num_train_epochs={args.num_train_epochs} ends the run after step {self.total_steps}"
+                    self.console.note(f"{ends}, before max_steps={args.max_steps}")
                 with self.checkpoints.requests if schedule.folder is not None else nullcontext():
                     self._run_steps()
                 self.checkpoints.at_end()
@@ -247,6 +244,10 @@ class Trainer:
             for agents, engine in zip(self.team.trainable, self.engines, strict=True)
         ]
 
+    def kept(self) -> list[Kept]:
+        """What else of tensors a run needs to go on."""
+        return []
+
     def _heads(self) -> dict[str, nn.Module]:
         """Modules on the agents' networks that their engines train too, by name."""
         return {}
@@ -256,6 +257,7 @@ class Trainer:
         return {
             "items_done": self.items_done,
             "generated_tokens": self.generated_tokens,
+            "last_reward": self.last_reward,
             "averages": self.averager.state(),
             "logged_at": self.interval.last,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
@@ -266,6 +268,7 @@ class Trainer:
     def restore_progress(self, progress: dict[str, Any]) -> None:
         """Takes over what `progress` gave."""
         self.items_done, self.generated_tokens = progress["items_done"], progress["generated_tokens"]
+        self.last_reward = progress["last_reward"]
         self.averager.restore(progress["averages"])
         self.interval.last = progress["logged_at"]
         self._nonfinite_in_a_row, self._evaluated_at = progress["nonfinite_in_a_row"], progress["evaluated_at"]
@@ -354,34 +357,33 @@ class Trainer:
             reward=self.last_reward,
             tokens_per_s=(self.generated_tokens - tokens_before) / seconds,
         )
+        self._stop_if_nonfinite()
 
-    def guard_nonfinite(self, finite: bool) -> None:
-        """Counts updates skipped for a NaN or infinite gradient; stops a run that has nothing else.
+    def guard_nonfinite(self, *finite: bool) -> None:
+        """Counts a step's updates that were skipped for a NaN or infinite gradient, and steps that had no other."""
+        for one in finite:
+            self.averager.add("nonfinite_fraction", 0.0 if one else 1.0, 1.0)
+        self._nonfinite_in_a_row = 0 if any(finite) else self._nonfinite_in_a_row + 1
 
-        Raises:
-            NonFiniteError: after `max_nonfinite_steps` of them in a row.
-        """
-        self.averager.add("nonfinite_fraction", 0.0 if finite else 1.0, 1.0)
-        self._nonfinite_in_a_row = 0 if finite else self._nonfinite_in_a_row + 1
+    def _stop_if_nonfinite(self) -> None:
         if self._nonfinite_in_a_row >= self.args.max_nonfinite_steps:
+            self._log_training()
+            saved = self._save_run()["agents"]
             raise NonFiniteError(
-                f"max_nonfinite_steps={self.args.max_nonfinite_steps}: that many updates in a row had a NaN or "
-                f"infinite gradient (step {self.step_number}). The weights are those of the last good update. Lower "
+                f"max_nonfinite_steps={self.args.max_nonfinite_steps}: that many steps in a row had a NaN or infinite "
+                f"gradient, up to step {self.step_number}. The weights of the last good update are in {saved}. Lower "
                 "the learning rate, or use dtype float32"
             )
 
     def growth(self, **changes: Any) -> Growth:
-        """How training trees are grown; `changes` replace fields."""
+        """How episodes are played in training; `changes` replace fields."""
         args = self.args
         base = Growth(
-            generations=(args.num_generations,) * args.num_turns,
+            generations=(1,) * args.num_turns,
             sampling=SamplingParams(args.temperature, args.top_p, args.top_k, args.max_new_tokens),
             seed=args.seed,
-            joint_mode=args.joint_mode,
             threshold=args.early_termination_threshold,
-            scope=args.early_termination_scope,
             reseed=self.step_number,
-            greedy_baseline=args.advantage_mode == "greedy",
             discount=args.discount,
             max_prompt_tokens=args.max_prompt_tokens,
             prompt_limits=self.prompt_limits,
@@ -435,6 +437,8 @@ class Trainer:
                 "memory/peak_gb": max(self.world.gather(peak_memory_gb(self.launch.device))),
                 "total_generated_tokens": self.generated_tokens,
             }
+            if self.checkpoints.seconds is not None:
+                gauges["time/checkpoint_s"], self.checkpoints.seconds = self.checkpoints.seconds, None
             self._log(means | self._interval_metrics() | gauges)
 
     def _interval_metrics(self) -> dict[str, float]:
@@ -446,7 +450,7 @@ class Trainer:
 
     def _save_run(self) -> dict[str, Path]:
         """Writes what was trained into the run folder; where each kind lies."""
-        self.save_model(self.run_folder.agents)
+        self.team.save(self.run_folder.agents)
         return {"agents": self.run_folder.agents}
 
     def save_model(self, directory: str | Path) -> None:
@@ -487,11 +491,24 @@ class Trainer:
             max_grad_norm=args.max_grad_norm,
             scheduler=args.lr_scheduler,
             warmup_steps=args.warmup_steps,
-            total_updates=(self.total_steps or 0) * self._updates_per_step(),
+            total_updates=self._total_updates(),
         )
 
-    def _updates_per_step(self) -> int:
-        """Optimizer updates of a full step; schedules count them."""
+    def _total_updates(self) -> int:
+        """Optimizer updates of the run, by which schedules end; 0 while unknown."""
+        if self.total_steps is None or self.task.train_dataset is None:
+            return 0
+        dataset, size = self.task.train_dataset, self.args.rollout_batch_size
+        total, rest = self.total_steps * self._updates_per_step(size), 0
+        if hasattr(dataset, "__len__"):
+            rest = len(dataset) % size
+        if rest:  # the last step of an epoch has fewer items
+            epochs = self.total_steps // -(-len(dataset) // size)
+            total -= epochs * (self._updates_per_step(size) - self._updates_per_step(rest))
+        return total
+
+    def _updates_per_step(self, items: int) -> int:
+        """Optimizer updates of a step with so many items and full trees."""
         return 1
 
     def _describe(self) -> dict[str, Any]:
@@ -521,7 +538,7 @@ class Trainer:
         return {"peak memory": f"{peak:.2f} GB" + (" a rank" if self.world.size > 1 else "")}
 
 
-def _wandb_settings(args: TrainerConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
+def _wandb_settings(args: TrainingConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
     flags = {"project": args.wandb_project, "entity": args.wandb_entity, "tags": args.wandb_tags, "dir": args.wandb_dir}
     return check_wandb_config(wandb_config, **flags)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import mlrl
 from mlrl.agents import Agent
-from mlrl.checkpoint import CheckpointError, Entity, load_entity, write_checkpoint
+from mlrl.checkpoint import CheckpointError, Entity, load_entity, load_kept, write_checkpoint
 from mlrl.config_file import masked
 from mlrl.critics import Critic
 from mlrl.errors import ConfigError
@@ -29,6 +29,7 @@ from mlrl.resume import (
     data_fingerprint,
     file_sizes,
     find_resume,
+    put_aside,
     source_fingerprint,
 )
 from mlrl.run_folder import RunFolder, to_jsonable
@@ -75,6 +76,7 @@ class Checkpoints:
         self.trainer, self.schedule, self.fingerprints = trainer, schedule, fingerprints
         self.place = Place(**resume.state["place"]) if resume.state else Place()
         self.requests = StopRequests(trainer.world, says=trainer.launch.is_main)
+        self.seconds: float | None = None  # that the latest one took
         self._written: int | None = resume.state.get("step")
 
     def after_step(self, batch: Batch) -> None:
@@ -91,6 +93,12 @@ class Checkpoints:
         if due:
             self.write()
         self.stop_if_asked(fresh=due)
+
+    def phase_done(self) -> None:
+        """Something long that is no step is done: writes a checkpoint of the latest step anew."""
+        if self.schedule.folder is not None:
+            self.write()
+        self.stop_if_asked(fresh=True)
 
     def stop_if_asked(self, fresh: bool = False) -> None:
         """Writes a checkpoint and ends the run where a signal asked for it; `fresh`: the last one says all there is."""
@@ -140,12 +148,12 @@ class Checkpoints:
                 trainer.entities(),
                 trainer.world,
                 self.schedule.limit,
+                trainer.kept(),
             )
         except CheckpointError as error:
             trainer.console.warn(f"{error}. Training goes on; earlier checkpoints are as they were")
             return
-        self._written = trainer.step_number
-        trainer.averager.add_value("time/checkpoint_s", time.perf_counter() - started)
+        self._written, self.seconds = trainer.step_number, time.perf_counter() - started
 
 
 def weight_names(parameters: Sequence[nn.Parameter], modules: dict[str, nn.Module]) -> list[str]:
@@ -248,6 +256,8 @@ def restore(trainer: Trainer, resume: Resume) -> None:
         if entity.name not in resume.state["updates"]:
             raise ConfigError(f"resume_from_checkpoint={str(resume.checkpoint)!r}: holds nothing of {entity.name}")
         entity.engine.updates = resume.state["updates"][entity.name]
+    for kept in trainer.kept():
+        load_kept(resume.checkpoint, kept)
     trainer.step_number = resume.state["step"]
     trainer.env_step, trainer.epoch = resume.state["env_step"], resume.state["epoch"]
     trainer.restore_progress(resume.state["progress"])
@@ -256,6 +266,9 @@ def restore(trainer: Trainer, resume: Resume) -> None:
 
 def cut_back(folder: RunFolder, resume: Resume) -> list[str]:
     """Takes out of the run folder what the run writes again; notes on what was there no more. First rank only."""
-    if resume.checkpoint is None or resume.run_folder is None:
+    if resume.run_folder is None:
+        return []
+    if resume.checkpoint is None:
+        put_aside(folder)
         return []
     return cut_files(folder, resume.state["sizes"])

@@ -70,11 +70,11 @@ def report_over(
         else:
             task[agent] = task_advantages(critic, estimate, trees, agent)
     cut, inputs_made = critic.reader.take_counts()
-    metrics = {f"critic_{critic.index}/truncated_input_fraction": (float(cut), float(inputs_made))}
+    metrics = {f"critic/critic_{critic.index}/truncated_input_fraction": (float(cut), float(inputs_made))}
     turns_M = torch.tensor([node.turn for tree in trees for node in tree.nodes()])
     for turn in estimate.explained_variance:
         values_RA = estimate.values_MA[turns_M == turn]
-        metrics[f"turn_{turn + 1}/critic_{critic.index}/value_mean"] = (
+        metrics[f"critic/turn_{turn + 1}/critic_{critic.index}/value_mean"] = (
             float(values_RA.sum()),
             float(values_RA.numel()),
         )

@@ -118,7 +118,7 @@ class ActorCriticUpdate(PolicyUpdate):
                 training.engine.zero_grad()
                 continue
             if training.group.is_first:
-                name = f"critic_{training.critic.index}"
+                name = f"critic/critic_{training.critic.index}"
                 outcome.add(f"{name}/grad_norm", norm)
                 outcome.add(f"{name}/grad_clipped_fraction", float(norm > (self.args.max_grad_norm or math.inf)))
                 outcome.add(f"{name}/learning_rate", training.engine.learning_rate)
@@ -132,8 +132,8 @@ def _record_loss(
     losses = iter(outputs.loss_S.tolist())
     clipped = iter([] if outputs.clipped_S is None else outputs.clipped_S.tolist())
     for sample in samples:
-        name = f"turn_{sample.node.turn + 1}/critic_{critic}"
+        name = f"critic/turn_{sample.node.turn + 1}/critic_{critic}"
         total = sum(next(losses) for _ in sample.targets)
-        outcome.metrics[f"{name}/loss"] = (outcome.metrics.get(f"{name}/loss", (0.0, 1.0))[0] + total, 1.0)
+        outcome.metrics[f"{name}/value_loss"] = (outcome.metrics.get(f"{name}/value_loss", (0.0, 1.0))[0] + total, 1.0)
         if outputs.clipped_S is not None:
             outcome.add(f"{name}/clip_fraction", sum(next(clipped) for _ in sample.targets), len(sample.targets))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mlrl.errors import ConfigError
+from mlrl.rows import read_rows
 
 
 @dataclass(frozen=True)
@@ -70,26 +71,29 @@ def batches(
 
     Raises:
         ConfigError: an epoch has no rows.
+        TaskError: a row cannot be read.
     """
     length = len(dataset) if hasattr(dataset, "__len__") else None
     ordinal, number = itertools.count(start.ordinal), start.batches
     last = math.inf if max_steps is None else max_steps
     for epoch in range(start.epoch, num_epochs):
         position = start.position if epoch == start.epoch else 0
-        rows = _rows_from(dataset, position)
+        rows = read_rows(_rows_from(dataset, position), "train_dataset", position)
         while number < last and (chunk := list(itertools.islice(rows, batch_size))):
-            yield Batch([(next(ordinal), dict(row)) for row in chunk], epoch, position, length, number)
+            yield Batch([(next(ordinal), row) for row in chunk], epoch, position, length, number)
             position += len(chunk)
             number += 1
         if number < last and position == 0:
             raise ConfigError(f"train_dataset: epoch {epoch + 1} has no rows. Give a data set that can be read again")
 
 
-def _rows_from(dataset: Iterable[dict], position: int) -> Iterator[dict]:
+def _rows_from(dataset: Iterable[dict], position: int) -> Iterable[dict]:
     if position == 0:
-        return iter(dataset)
+        return dataset
+    if hasattr(dataset, "__len__") and position >= len(dataset):
+        return ()
     if hasattr(dataset, "skip"):  # those of `datasets`
-        return iter(dataset.skip(position))
+        return dataset.skip(position)
     if isinstance(dataset, Sequence):
         return (dataset[index] for index in range(position, len(dataset)))
     return itertools.islice(iter(dataset), position, None)
@@ -104,5 +108,9 @@ def total_steps(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_s
 
 
 def first_items(dataset: Iterable[dict], count: int | None) -> list[tuple[int, dict]]:
-    """The first `count` items (None: all), numbered from 0."""
-    return [(number, dict(row)) for number, row in enumerate(itertools.islice(iter(dataset), count))]
+    """The first `count` items (None: all) of an evaluation set, numbered from 0.
+
+    Raises:
+        TaskError: a row cannot be read.
+    """
+    return list(enumerate(itertools.islice(read_rows(dataset, "eval_dataset"), count)))

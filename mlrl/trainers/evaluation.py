@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mlrl.config import EvaluationConfig, TrainerConfig
+from mlrl.config import EvaluationConfig, TrainingConfig
 from mlrl.errors import ConfigError
 from mlrl.eval_hooks import RolloutSample
 from mlrl.rollout.collect import Collector, Growth
@@ -14,7 +14,7 @@ from mlrl.rollout.tree import Node, RolloutTree
 from mlrl.trainers.metrics import flat
 
 
-def evaluation_growth(args: TrainerConfig | EvaluationConfig, prompt_limits: tuple[int | None, ...]) -> Growth:
+def evaluation_growth(args: TrainingConfig | EvaluationConfig, prompt_limits: tuple[int | None, ...]) -> Growth:
     """How evaluation plays: independent episodes, on random streams of their own that hold no step."""
     temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
     return Growth(
@@ -50,6 +50,8 @@ def evaluate(
     ]
     has_raw = collector.environment.task.reward_processor is not None
     metrics = reward_metrics(trees, growth, has_raw)
+    counted = collector.environment.response_metrics(trees)
+    metrics |= {f"eval/{name}": total / count for name, (total, count) in counted.items()}
     own = collector.world.from_first(lambda: _task_metrics(collector, trees))
     metrics.update({f"eval/{k}": v for k, v in own.items()})
     return metrics, trees
@@ -74,6 +76,9 @@ def reward_metrics(trees: Sequence[RolloutTree], growth: Growth, has_raw: bool) 
                 )
         if turn > 0:
             metrics[f"{name}/reached_fraction"] = sum(map(len, rewards)) / (len(trees) * episodes_an_item)
+    every = [node for tree in trees for node in tree.nodes()]
+    if any(node.reward_failed for node in every):
+        metrics["eval/reward_failure_fraction"] = sum(node.reward_failed for node in every) / len(every)
     if episodes_an_item > 1:
         best = [max(flat(tree.root.returns(growth.discount))) for tree in trees]
         metrics[f"eval/return_best@{episodes_an_item}"] = _mean(best)

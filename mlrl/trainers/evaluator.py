@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from mlrl.centralized import actors, make_environment
 from mlrl.config import EvaluationConfig
-from mlrl.config_rules import count_agents, team_models
+from mlrl.config_rules import DEFAULT_NUM_AGENTS, count_agents, team_models
 from mlrl.errors import ConfigError
 from mlrl.parallel.launch import Launch
 from mlrl.rollout.tree import Node, RolloutTree
 from mlrl.run_folder import to_jsonable
-from mlrl.task import Environment, Task
+from mlrl.storage import write_whole
+from mlrl.task import Task
 from mlrl.trainers.data import first_items
 from mlrl.trainers.evaluation import episodes, evaluate, evaluation_growth
 from mlrl.trainers.setup import make_mesh, prepare_team
@@ -36,6 +41,17 @@ class Evaluation:
     args: EvaluationConfig
     is_main: bool = True
 
+    def describe(self) -> dict[str, str]:
+        """What was played, for a header."""
+        args, items = self.args, len(self.trees)
+        team = args.agents_dir or ", ".join(args.agents or [args.agent_model or "loaded models"])
+        temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
+        return {
+            "task": f"{self.task.name or 'task'}, {items} items × {args.eval_num_generations} episodes",
+            "team": team,
+            "sampling": f"{args.num_turns} turns of up to {args.max_new_tokens} tokens, temperature {temperature:g}",
+        }
+
     def write(self, path: str | Path) -> None:
         """Writes metrics, settings and all episodes as one JSON object, on the main process."""
         if not self.is_main:
@@ -50,10 +66,7 @@ class Evaluation:
                 for number, played in enumerate(episodes(tree))
             ],
         }
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(to_jsonable(content), ensure_ascii=False, indent=1)
-        path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        write_whole(path, json.dumps(to_jsonable(content), ensure_ascii=False, indent=1) + "\n")
 
 
 def evaluate_team(
@@ -76,19 +89,41 @@ def evaluate_team(
         models = [str(Path(args.agents_dir) / f"agent_{i}") for i in range(count_agents(args.agents_dir))]
     else:
         models = team_models(args, agents=agents)
-    args.check(len(models))
+    one_for_all = args.agents_dir is not None and args.collaboration_mode == "centralized"
+    num_roles = (args.num_agents or DEFAULT_NUM_AGENTS) if one_for_all else len(models)
+    args.check(num_roles)
+    models = actors(models, args)
     if task.eval_dataset is None:
         raise ConfigError("eval_dataset=None: the task has nothing to evaluate on. Give it an eval_dataset")
     if args.eval_num_samples == 0:
         raise ConfigError("eval_num_samples=0: leaves nothing to evaluate. Give 1 or more, or None for all items")
+    if launch.is_main:
+        for doubt in _other_than_trained(task, args):
+            warnings.warn(doubt, stacklevel=2)
     mesh = make_mesh(args, launch, len(models))
-    environment = Environment(task, len(models), args.num_turns, args.external_prompt_passthrough, True)
+    environment = make_environment(task, num_roles, args, per_agent_rewards=True)
     prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
     collector = prepared.load(trainable=False, mesh=mesh)
     items = mesh.world.from_first(lambda: first_items(task.eval_dataset, args.eval_num_samples))
     growth = evaluation_growth(args, prepared.prompt_limits)
     metrics, trees = evaluate(collector, items, growth, args.eval_batch_size)
     return Evaluation(metrics, trees, task, args, launch.is_main)
+
+
+def _other_than_trained(task: Task, args: EvaluationConfig) -> list[str]:
+    """Where a run's agents are played in another way than that run trained them, as its config.yaml tells."""
+    file = Path(args.agents_dir).resolve().parent / "config.yaml" if args.agents_dir is not None else None
+    if file is None or not file.is_file():
+        return []
+    record = yaml.safe_load(file.read_text(encoding="utf-8"))
+    trained = record.get("record", {}).get("task"), task.name
+    differing = [f"task={trained[1]!r} (trained on {trained[0]!r})"] if trained[0] not in (None, trained[1]) else []
+    for name in ("num_turns", "max_new_tokens", "max_prompt_tokens", "temperature", "top_p", "top_k"):
+        if name in record and record[name] != getattr(args, name):
+            differing.append(f"{name}={getattr(args, name)!r} (trained with {record[name]!r})")
+    if not differing:
+        return []
+    return [f"agents_dir={args.agents_dir!r}: {', '.join(differing)}. --config {file} takes the settings of training"]
 
 
 def _episode(tree: RolloutTree, number: int, played: list[tuple[Node, int]], discount: float) -> dict[str, Any]:

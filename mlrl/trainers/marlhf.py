@@ -1,137 +1,147 @@
 """MARLHF: a joint reward model learned from preference pairs, and a policy gradient that follows it.
 
-Each round collects pairs, fits R̃ to them (Bradley–Terry) and freezes it; then a trainer of the MAREINFORCE family takes
-its steps with (R̃ − mean)/s as the reward. Ending early and evaluation go by the task's own reward.
+Each round collects pairs, fits R̃ to them (Bradley–Terry) and freezes it; then the trainer of `rl_algorithm` takes its
+steps with (R̃ − mean)/s as the reward. Ending early and evaluation go by the task's own reward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from mlrl.config import TrainerConfig
+from mlrl.checkpoint import Kept
+from mlrl.config import TrainingConfig
 from mlrl.config_preference import reward_learning_rate
 from mlrl.config_preference_trainers import MARLHFConfig, MARLHFIterConfig
 from mlrl.errors import ConfigError
 from mlrl.parallel.engine import Engine
 from mlrl.preference.pairs import PreferencePair
-from mlrl.preference.reward_model import LearnedReward, RewardModel, make_reward_model
+from mlrl.preference.reward_model import RewardModel, learned_rewards, make_reward_model
 from mlrl.preference.reward_training import FitReport, FitSettings, fit
-from mlrl.rollout.collect import Collector, Growth
 from mlrl.rollout.tree import RolloutTree
 from mlrl.sources import resolve_source
-from mlrl.tracking import LoggingInterval
+from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
 from mlrl.trainers.data import Batch, batches
-from mlrl.trainers.metrics import flat, mean_reward
+from mlrl.trainers.metrics import mean_reward, reward_sums
 from mlrl.trainers.preference import PreferenceTrainer
 from mlrl.trainers.reinforce import ReinforceTrainer
 
+# The trainer of the policy phase; those of the MAREINFORCE family differ by the baseline that the config names.
+_POLICY_TRAINERS: dict[str, type[ReinforceTrainer]] = {"iac": IACTrainer, "maac": MAACTrainer}
 
-@dataclass
-class LearnedCollector(Collector):
-    """Grows trees by the task's reward, and then puts the learned one in its place.
 
-    Attributes:
-        task_reward: mean processed task reward of the first turn of the latest trees.
-        task_metrics: task rewards of the latest trees by turn, as (sum, count).
+class MARLHFTrainer(PreferenceTrainer):
+    """A reward model from pairs collected once, and the policy gradient of `rl_algorithm` on it.
+
+    See `Trainer` for the arguments, and `ActorCriticTrainer` for those of critics. What is made is an instance of this
+    class and of the trainer of `rl_algorithm`, whose steps are the policy phase.
     """
 
-    learned: LearnedReward = field(kw_only=True)
-    task_reward: float = field(default=0.0, init=False)
-    task_metrics: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
-
-    def collect(self, items: Sequence[tuple[int, dict]], growth: Growth) -> list[RolloutTree]:
-        """As `Collector.collect`."""
-        trees = super().collect(items, growth)
-        nodes = [node for tree in trees for node in tree.nodes()]
-        self.task_reward, self.task_metrics = mean_reward(trees), {}
-        for node in nodes:
-            name, rewards = f"turn_{node.turn + 1}/task_reward_mean", flat(node.rewards)
-            total, count = self.task_metrics.get(name, (0.0, 0.0))
-            self.task_metrics[name] = (total + sum(rewards), count + len(rewards))
-        for node, rewards in zip(nodes, self.world.map(self._learned_rewards, nodes), strict=True):
-            node.rewards = rewards
-        return trees
-
-    def _learned_rewards(self, node) -> list[float]:
-        completions = [[node.responses[a][joint[a]].text for joint in node.joints] for a in range(len(node.prompts))]
-        return self.learned(*completions, prompts=[prompt.content for prompt in node.prompts])
-
-
-class MARLHFTrainer(PreferenceTrainer, ReinforceTrainer):
-    """A reward model from pairs collected once, and the policy gradient of `rl_algorithm` on it."""
-
-    config_class: ClassVar[type[TrainerConfig]] = MARLHFConfig
+    config_class: ClassVar[type[TrainingConfig]] = MARLHFConfig
     algorithm = "MARLHF"
+    takes_own_rewards = False  # a pair has one winner for all
+    first_phase = "fit"
+    reward_model: RewardModel | None = None
+    """On the ranks that hold it."""
+
+    def __new__(cls, *arguments: Any, args: TrainingConfig | None = None, **named: Any):
+        given = [args, *(one for one in arguments if isinstance(one, TrainingConfig))]
+        words = [one.rl_algorithm for one in given if isinstance(one, MARLHFConfig)]
+        policy_trainer = _POLICY_TRAINERS.get(words[0] if words else "", ReinforceTrainer)
+        kind = cls if issubclass(cls, policy_trainer) else type(cls.__name__, (cls, policy_trainer), {})
+        return super().__new__(kind)
 
     def learn(self, round: int, pairs: list[PreferencePair]) -> None:
         """Fits the reward model, then trains the policy on it."""
-        self._fit(round, pairs)
-        collector = self.collector
-        self.collector = self._on_learned_reward()
-        interval = LoggingInterval(self.args.logging_steps, self.env_step)
-        for batch in self._policy_batches(round):
+        if self.round_state.phase == "fit":
+            self._fit(round, pairs)
+            self.round_state.enter("policy")
+            self.checkpoints.phase_done()
+        for batch in self._remaining(self._policy_batches(round)):
             if self.args.eval_interval and self._crossed(batch):
-                self.collector, learned = collector, self.collector  # evaluation is by the task's reward
                 self._evaluate_and_log()
-                self.collector = learned
             self._run_step(batch)
-            if interval.due(self.env_step):
+            if self.interval.due(self.env_step):
                 self._log_training()
-        self.collector = collector
+            self.checkpoints.after_step(batch)
 
     def collect(self, batch: Batch) -> list[RolloutTree]:
-        """Trees whose rewards are the learned ones; both rewards are logged."""
+        """Trees whose rewards are the learned ones; the task's are logged beside them."""
         trees = super().collect(batch)
-        self.averager.update(self.collector.task_metrics)
-        self.last_reward = self.collector.task_reward
+        self.last_reward = self._task_reward
+        return trees
+
+    def grow(self, batch: Batch) -> list[RolloutTree]:
+        """Trees grown by the task's reward, in whose place comes the learned one."""
+        trees = super().grow(batch)
+        self._task_reward = mean_reward(trees)
+        self.averager.update(reward_sums(trees, "task_reward_mean"))
+        nodes = [node for tree in trees for node in tree.nodes()]
+        rewards = learned_rewards(
+            self.reward_model, nodes, self.mesh.reward_model, self.world, self.args.micro_batch_tokens
+        )
+        for node, own in zip(nodes, rewards, strict=True):
+            node.rewards = own
         return trees
 
     def save_model(self, directory: str | Path) -> None:
-        """The agents, and beside their folder the reward model."""
+        """Writes agents, critics and reward_model, each with its head, into the directory. Ends nothing."""
         super().save_model(directory)
-        if self.launch.is_main and self.reward_model is not None:
-            self.reward_model.save(Path(directory).parent / "reward_model")
+        self._save_reward_model(Path(directory) / "reward_model")
 
-    reward_model: RewardModel | None = None
+    def _save_run(self) -> dict[str, Path]:
+        place = self.run_folder.path / "reward_model"
+        saved = super()._save_run() | {"reward model": place}
+        self._save_reward_model(place)
+        return saved
+
+    def _save_reward_model(self, folder: Path) -> None:
+        if self.reward_model is not None and self.mesh.reward_model.is_first:
+            self.reward_model.save(folder)
+        self.world.barrier()
+
+    def kept(self) -> list[Kept]:
+        model = self.reward_model
+        return super().kept() + (
+            [] if model is None else [Kept("reward_model", model.group, model.kept, model.put_back)]
+        )
 
     def _fit(self, round: int, pairs: list[PreferencePair]) -> None:
-        """Refits the reward model on the first rank, and gives its weights to the others."""
+        """Refits the reward model on the ranks that hold it."""
         self.console.phase("reward model")
-        args = self.args
-        settings = FitSettings(
-            num_epochs=args.reward_num_train_epochs,
-            batch_size=args.reward_train_batch_size,
-            micro_batch_tokens=args.micro_batch_tokens,
-            validation_fraction=args.reward_validation_fraction,
-            seed=args.seed,
-        )
-        optimizer = replace(self._optimizer_settings(reward_learning_rate(args)), scheduler="constant", warmup_steps=0)
-
-        def fit_here() -> tuple[FitReport, list]:
-            engine = Engine(self.reward_model.parameters, optimizer)
+        args, reports = self.args, {}
+        if self.reward_model is not None:
+            settings = FitSettings(
+                num_epochs=args.reward_num_train_epochs,
+                batch_size=args.reward_train_batch_size,
+                micro_batch_tokens=args.micro_batch_tokens,
+                validation_fraction=args.reward_validation_fraction,
+                label_smoothing=args.label_smoothing,
+                seed=args.seed,
+            )
+            optimizer = self._optimizer_settings(reward_learning_rate(args))
+            optimizer = replace(optimizer, scheduler="constant", warmup_steps=0)
+            engine = Engine(self.reward_model.parameters, optimizer, self.mesh.reward_model)
             report = fit(self.reward_model, engine, pairs, settings)
-            return report, self.reward_model.state() if self.world.size > 1 else []
+            if self.mesh.reward_model.is_first:
+                reader = self.reward_model.reader
+                reports = {0: (report, reader.inputs_cut / max(1, reader.inputs))}
+        [(report, cut)] = self.world.collect(reports, 1)
+        self._report_fit(round, report, cut)
 
-        report, weights = self.world.from_first(fit_here)
-        if weights:
-            self.reward_model.load_state(weights)
-        self.reward_model.normalization = report.normalization
-        self._report_fit(round, report)
-
-    def _report_fit(self, round: int, report: FitReport) -> None:
-        metrics = {"preference/reward_model/best_epoch": report.best_epoch}
+    def _report_fit(self, round: int, report: FitReport, cut_fraction: float) -> None:
+        metrics = {
+            "best_epoch": report.best_epoch,
+            "scale": report.normalization.scale,
+            "skipped_updates": report.skipped,
+            "cut_fraction": cut_fraction,
+        }
         for name, scores in (("train", report.train), ("validation", report.validation)):
-            values = {key: value for key, value in asdict(scores).items() if value is not None}
-            metrics |= {f"preference/reward_model/{name}_{key}": value for key, value in values.items()}
-        metrics["preference/reward_model/scale"] = report.normalization.scale
-        metrics["preference/reward_model/skipped_updates"] = report.skipped
-        reader = self.reward_model.reader
-        metrics["preference/reward_model/cut_fraction"] = reader.inputs_cut / max(1, reader.inputs)
+            metrics |= {f"{name}_{key}": value for key, value in asdict(scores).items() if value is not None}
         for name, value in metrics.items():
-            self.averager.add_value(name, value)
+            self.averager.add_value(f"preference/reward_model/{name}", value)
         held = report.validation.accuracy
         self.console.note(
             f"reward model of round {round}: accuracy {report.train.accuracy:.3f} on {report.train.num_pairs} pairs"
@@ -139,54 +149,48 @@ class MARLHFTrainer(PreferenceTrainer, ReinforceTrainer):
         )
         self._log_training()
 
-    def _on_learned_reward(self) -> LearnedCollector:
-        c = self.collector
-        learned = LearnedReward(self.reward_model, self.args.micro_batch_tokens)
-        return LearnedCollector(c.team, c.sampler, c.environment, c.on_tokens, learned=learned)
-
     def _policy_batches(self, round: int) -> Iterator[Batch]:
         """Passes over the train set with ordinals that no other round has, so that no random stream repeats."""
         args, dataset = self.args, self.task.train_dataset
-        before = max(round - 1, 0)
-        rows = batches(dataset, args.rollout_batch_size, args.num_train_epochs, args.max_steps)
+        before = max(round - 1, 0) * args.num_train_epochs
+        rows = batches(dataset, args.rollout_batch_size, args.num_train_epochs, None)
         while (batch := self.world.from_first(lambda: next(rows, None))) is not None:
-            shift = before * args.num_train_epochs * len(dataset)
-            items = [(ordinal + shift, row) for ordinal, row in batch.items]
-            yield replace(batch, items=items, epoch=batch.epoch + before * args.num_train_epochs)
+            items = [(ordinal + before * len(dataset), row) for ordinal, row in batch.items]
+            yield replace(batch, items=items, epoch=batch.epoch + before)
 
     def _check_extras(self) -> None:
         super()._check_extras()
-        if self.launch.zero_stage == 3:
+        if self.launch.zero_stage == 3 and self.args.tuning == "full":
             raise ConfigError(
-                "distributed_type='DEEPSPEED', zero_stage=3: MARLHF does not shard its reward model yet. "
-                "Use ZeRO-2 or less, or train/madpo.py"
+                "tuning='full': under ZeRO-3 the reward model is an adapter on a sharded network. Use lora, or launch "
+                "with a lower ZeRO stage"
             )
         if self.args.reward_model_name is not None:
             resolve_source(self.args.reward_model_name)
 
     def _load_extras(self) -> None:
-        ReinforceTrainer._load_extras(self)
-        PreferenceTrainer._load_extras(self)
-        self.reward_model = make_reward_model(
-            self.team,
-            name=self.args.reward_model_name,
-            max_length=self.args.reward_max_length,
-            discount=self.args.discount,
-            seed=self.args.seed,
-        )
+        super()._load_extras()
+        if self.mesh.reward_model.member:
+            self.reward_model = make_reward_model(
+                self.team,
+                name=self.args.reward_model_name,
+                max_length=self.args.reward_max_length,
+                discount=self.args.discount,
+                seed=self.args.seed,
+            )
 
     def _total_steps(self) -> int | None:
         super()._total_steps()
-        dataset = self.task.train_dataset
+        dataset, args = self.task.train_dataset, self.args
         if dataset is None:
             return 0
-        steps = self.args.num_train_epochs * -(-len(dataset) // self.args.rollout_batch_size)
-        return len(self.rounds) * (steps if self.args.max_steps is None else min(steps, self.args.max_steps))
+        steps = len(self.rounds) * args.num_train_epochs * -(-len(dataset) // args.rollout_batch_size)
+        return steps if args.max_steps is None else min(steps, args.max_steps)
 
 
 class MARLHFIterTrainer(MARLHFTrainer):
     """MARLHF in rounds: each collects against a comparator, refits the reward model, and trains the policy on it."""
 
-    config_class: ClassVar[type[TrainerConfig]] = MARLHFIterConfig
+    config_class: ClassVar[type[TrainingConfig]] = MARLHFIterConfig
     algorithm = "MARLHFIter"
     iterative = True

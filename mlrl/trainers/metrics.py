@@ -33,6 +33,8 @@ def rollout_metrics(
                 name = f"turn_{turn + 1}/agent_{agent}"
                 pairs[f"{name}/completion_tokens_mean"] = (sum(len(r.token_ids) for r in responses), len(responses))
                 pairs[f"{name}/truncated_fraction"] = (sum(r.truncated for r in responses), len(responses))
+    nodes = [node for tree in trees for node in tree.nodes()]
+    pairs["reward_failure_fraction"] = (sum(node.reward_failed for node in nodes), len(nodes))
     prompts = sum(len(node.prompts) for tree in trees for node in tree.nodes())
     pairs["truncated_prompt_fraction"] = (cost.truncated_prompts, prompts)
     pairs["time/rollout_s"] = (cost.rollout_s, 1)
@@ -54,6 +56,16 @@ def _reward_pairs(name: str, nodes: Sequence[Node], discount: float, raw_rewards
     if raw_rewards:
         raw = [r for node in nodes for r in flat(node.raw_rewards)]
         pairs[f"{name}/raw_reward_mean"] = (sum(raw), len(raw))
+    return pairs
+
+
+def reward_sums(trees: Sequence[RolloutTree], name: str) -> Pairs:
+    """Present rewards of the trees by turn, as `turn_k/<name>`."""
+    pairs: Pairs = {}
+    for node in (node for tree in trees for node in tree.nodes()):
+        total, count = pairs.get(f"turn_{node.turn + 1}/{name}", (0.0, 0.0))
+        rewards = flat(node.rewards)
+        pairs[f"turn_{node.turn + 1}/{name}"] = (total + sum(rewards), count + len(rewards))
     return pairs
 
 

@@ -17,11 +17,12 @@ from mlrl.agents import Agent, Team
 from mlrl.losses.preference import PreferenceLossOutputs, PreferenceLossSettings, preference_loss
 from mlrl.models.base import Policy
 from mlrl.parallel.engine import Engine
-from mlrl.parallel.group import Group, spread
+from mlrl.parallel.group import Group
 from mlrl.parallel.zero import ZeroEngine
 from mlrl.preference.dropout import adapter_dropout
 from mlrl.preference.pairs import PreferencePair, Trajectory
 from mlrl.preference.scoring import PairBatch, batch_margins, pair_batches
+from mlrl.preference.spreading import rank_batches
 from mlrl.trainers.policy_update import UpdateOutcome, merge, step_all
 from mlrl.trainers.samples import stand_in
 
@@ -30,12 +31,17 @@ _TIE = 1e-4  # nats: margins below it, as all are before the first update, are r
 
 @torch.no_grad()
 def team_margins(
-    policies: Sequence[Policy | None], team: Team, pairs: Sequence[PreferencePair], temperature: float, max_tokens: int
+    policies: Sequence[Policy | None],
+    groups: Sequence[Group],
+    world: Group,
+    pairs: Sequence[PreferencePair],
+    temperature: float,
+    max_tokens: int,
 ) -> Tensor:
     """log π(winner) − log π(loser) of every agent's policy and pair, margins_NP, on the CPU of every rank.
 
     Args:
-        policies: one an agent, on its agent's ranks; None elsewhere.
+        policies: one an agent, on the ranks that hold it (`groups`); None elsewhere.
     """
     mine: dict[int, float] = {}
     for agent, policy in enumerate(policies):
@@ -43,13 +49,13 @@ def team_margins(
             continue
         lockstep = policy.base.shard is not None
         with policy.use():
-            for batch in _rank_batches(pairs, agent, team.mesh.agents[agent], max_tokens, lockstep):
+            for batch in _rank_batches(pairs, agent, groups[agent], max_tokens, lockstep):
                 if batch is None:
                     policy.logprobs(stand_in(), temperature)
                     continue
                 margins_P = batch_margins(policy, batch, temperature).tolist()
                 mine |= {agent * len(pairs) + p: m for p, m in zip(batch.places, margins_P, strict=True)}
-    values = team.mesh.world.collect(mine, len(policies) * len(pairs))
+    values = world.collect(mine, len(policies) * len(pairs))
     return torch.tensor(values, dtype=torch.float32).view(len(policies), len(pairs))
 
 
@@ -83,8 +89,9 @@ class PairUpdate:
             reference_NP: margins of the reference; zeros without one.
         """
         outcome, started = UpdateOutcome(finite=True), time.perf_counter()
-        policies = [agent.policy for agent in self.team.agents]
-        relative_NP = team_margins(policies, self.team, pairs, self.temperature, self.max_tokens) - reference_NP
+        policies, mesh = [agent.policy for agent in self.team.agents], self.team.mesh
+        now_NP = team_margins(policies, mesh.agents, mesh.world, pairs, self.temperature, self.max_tokens)
+        relative_NP = now_NP - reference_NP
         for group, engine in zip(self.team.trainable, self.engines, strict=True):
             self._backward(group, engine, pairs, relative_NP, reference_NP, outcome)
         step_all(self.team, self.engines, self.max_grad_norm, outcome)
@@ -140,16 +147,10 @@ def _rank_batches(
     pairs: Sequence[PreferencePair], agent: int, group: Group, max_tokens: int, lockstep: bool
 ) -> list[PairBatch | None]:
     """This rank's micro-batches, with places among all pairs; with `lockstep` equally many on every rank, by None."""
-    costs = [sum(_lengths(side)[agent] for side in (pair.winner, pair.loser)) for pair in pairs]
-    owners = spread([float(cost) for cost in costs], group.size)
-    shares: dict[int, list[PairBatch]] = {}
-    for rank in range(group.size) if lockstep else [group.index]:
-        places = [place for place, owner in enumerate(owners) if owner == rank]
-        shares[rank] = list(pair_batches([pairs[place] for place in places], agent, max_tokens))
-        for batch in shares[rank]:
-            batch.places = [places[place] for place in batch.places]
-    own = shares[group.index]
-    return [*own, *[None] * (max(map(len, shares.values())) - len(own))]
+    costs = [float(sum(_lengths(side)[agent] for side in (pair.winner, pair.loser))) for pair in pairs]
+    return rank_batches(
+        costs, lambda places: pair_batches([pairs[place] for place in places], agent, max_tokens), group, lockstep
+    )
 
 
 def _record(outcome: UpdateOutcome, outputs: PreferenceLossOutputs) -> None:

@@ -184,7 +184,7 @@ def merge(outcomes: Sequence[UpdateOutcome]) -> UpdateOutcome:
         for name, (total, count) in outcome.metrics.items():
             if name.endswith("/ratio_max"):
                 merged.metrics[name] = (max(total, merged.metrics.get(name, (0.0, 1.0))[0]), 1.0)
-            elif name.endswith("/loss") and not name.startswith("preference/"):
+            elif name.endswith(("/loss", "/value_loss")) and not name.startswith("preference/"):
                 merged.metrics[name] = (merged.metrics.get(name, (0.0, 1.0))[0] + total, 1.0)
             else:
                 merged.add(name, total, count)

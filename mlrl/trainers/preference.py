@@ -1,37 +1,53 @@
-"""Learning from preferences in rounds: collect pairs, write them, replay, learn. And MADPO, which learns them directly.
+"""Learning from preferences in rounds: play and pair, write the pairs down, draw which to learn from, learn.
 
-MADPO follows L = −log σ(β Σ_i Δ_i), Δ_i being log π_i(winner) − log π_i(loser) less the same of the initial policy.
-Each agent's gradient flows through its own Δ_i, all of them taken at the same weights. With several turns Δ_i sums over
-the turns of two trajectories of one item, which is exact where the transition is deterministic.
+MADPO (`mlrl.trainers.madpo`) learns the pairs themselves, MARLHF (`mlrl.trainers.marlhf`) a reward model of them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-
-from mlrl.config import TrainerConfig
+from mlrl.checkpoint import Kept
 from mlrl.config_preference import num_comparator_candidates
-from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig
 from mlrl.errors import ConfigError
-from mlrl.losses.preference import PreferenceLossSettings
 from mlrl.preference.collection import Collected, CollectionSettings, collect_pairs
-from mlrl.preference.drift import drift_metrics, pair_digest, reward_histograms
+from mlrl.preference.comparators import PolicyComparator, WrittenComparator
+from mlrl.preference.drift import collection_metrics, pair_digest, reward_histograms
 from mlrl.preference.dropout import quiet_adapter
 from mlrl.preference.pairs import PreferencePair, require_pairs
 from mlrl.preference.replay import replay
 from mlrl.preference.rounds import FOLDER, Round, check_pairs, earlier_rounds, find_rounds, read_pairs, write_round
 from mlrl.preference.setup import check_comparator, make_comparator
-from mlrl.rollout.streams import derive_seed
+from mlrl.preference.snapshots import history_kept
+from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import append_jsonl
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
-from mlrl.trainers.pair_update import PairUpdate, team_margins
+
+
+@dataclass
+class RoundState:
+    """Where a run of rounds stands, as plain data; the pairs of its rounds are on disk.
+
+    Attributes:
+        round: the one under way, from 1; 0 for the only one of a run without iterations.
+        phase: what of it comes next, `collect` or one of the trainer's own; batches: of that phase, done already.
+        rewards: of the candidates of the latest collection. seen: digests of the pairs of all collections.
+    """
+
+    round: int
+    phase: str = "collect"
+    batches: int = 0
+    rewards: list[float] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+
+    def enter(self, phase: str) -> None:
+        """The phase before is done."""
+        self.phase, self.batches = phase, 0
 
 
 class PreferenceTrainer(Trainer):
@@ -41,19 +57,30 @@ class PreferenceTrainer(Trainer):
     """
 
     iterative: ClassVar[bool] = False
+    first_phase: ClassVar[str]
+    """Of learning, after `collect`."""
 
     def _run_steps(self) -> None:
         self._begin()
-        for round in self.rounds:
-            collected = self.collect_round(round)
-            pairs = self.replayed(round, collected)
-            self.learn(round, pairs)
+        while self.round_state.round in self.rounds and self.steps_left > 0:
+            self.run_round(self.round_state.round)
             self._log_training()
             if self.args.eval_interval:
                 self._evaluate_and_log()
+            self.round_state.round += 1
+            self.round_state.enter("collect")
+
+    def run_round(self, round: int) -> None:
+        """One round from where it stands."""
+        if self.round_state.phase == "collect":
+            self.collect_round(round)  # → preferences/iteration_0001.jsonl
+            self.round_state.enter(self.first_phase)
+            self.checkpoints.phase_done()
+        pairs = self.draw_pairs()  # of this round and, with replay, of those before it
+        self.learn(round, pairs)
 
     def learn(self, round: int, pairs: list[PreferencePair]) -> None:
-        """Learns from the pairs of a round."""
+        """Learns from the pairs of a round, from `round_state` on."""
         raise NotImplementedError
 
     @property
@@ -61,8 +88,13 @@ class PreferenceTrainer(Trainer):
         """Numbers of the rounds, from 1; only 0 without iterations."""
         return range(1, self.args.num_iterations + 1) if self.iterative else range(1)
 
-    def collect_round(self, round: int) -> Collected:
-        """Plays the train set and makes the round's pairs, against the comparator where there are iterations."""
+    @property
+    def steps_left(self) -> int:
+        """Steps that `max_steps` allows from here on."""
+        return 10**18 if self.args.max_steps is None else self.args.max_steps - self.step_number
+
+    def collect_round(self, round: int) -> None:
+        """Plays the train set, against the comparator where there are iterations, and writes the round's pairs."""
         self.console.phase("collecting pairs")
         args = self.args
         if self.comparator is not None:
@@ -80,68 +112,87 @@ class PreferenceTrainer(Trainer):
         )
         self.env_step += collected.cost.joint_evaluations
         self.generated_tokens += collected.cost.generated_tokens
-        self.last_reward = statistics.fmean(collected.policy_rewards) if collected.policy_rewards else 0.0
+        if self.launch.is_main:
+            write_round(self.run_folder.path / FOLDER, max(round, 1), collected.pairs)
         self._report(round, collected)
-        return collected
+        replays = args.preference_replay_mode != "current" and (self.earlier or round > 1)
+        if not replays:  # else a round without a pair of its own may learn from earlier ones
+            require_pairs(collected.pairs, collected.num_items, collected.lost)
 
-    def replayed(self, round: int, collected: Collected) -> list[PreferencePair]:
-        """Writes the round, and draws the pairs to learn from. Raises TaskError where there are none."""
-        args, folder = self.args, self.run_folder.path / FOLDER
-        mode = args.preference_replay_mode if self.iterative else "current"
-
-        def write_and_draw() -> list[PreferencePair]:
-            write_round(folder, max(round, 1), collected.pairs)
-            return replay(
-                [*self.earlier, *find_rounds(folder)],
-                mode=mode,
+    def draw_pairs(self) -> list[PreferencePair]:
+        """The pairs to learn from after the latest round on disk. Raises TaskError where there are none."""
+        args, folder, current = self.args, self.run_folder.path / FOLDER, max(self.round_state.round, 1)
+        pairs = self.world.from_first(
+            lambda: replay(
+                [*self.earlier, *(round for round in find_rounds(folder) if round.number <= current)],
+                mode=args.preference_replay_mode if self.iterative else "current",
                 k=args.preference_replay_k,
                 decay=args.preference_replay_lambda,
                 sample_size=args.preference_replay_sample_size,
                 seed=args.seed,
             )
-
-        pairs = self.world.from_first(write_and_draw)
-        require_pairs(pairs, collected.num_items, collected.lost)
-        self.averager.add_value("preference/num_learned_pairs", len(pairs))
-        self._log_training()
+        )
+        require_pairs(pairs, len(self.task.train_dataset))
+        if self.round_state.phase == self.first_phase and self.round_state.batches == 0:  # else it was logged before
+            self.averager.add_value("preference/num_learned_pairs", len(pairs))
+            self._log_training()
         return pairs
+
+    def _report(self, round: int, collected: Collected) -> None:
+        """Metrics of a collection, and histograms of its rewards in the run folder and the trackers."""
+        self.last_reward = statistics.fmean(collected.policy_rewards) if collected.policy_rewards else 0.0
+        metrics = collection_metrics(collected, self.round_state.rewards, set(self.round_state.seen))
+        for name, value in (metrics | {"preference/round": round}).items():
+            self.averager.add_value(name, value)
+        self.averager.update(collected.counts)
+        self.round_state.rewards = collected.policy_rewards
+        known = dict.fromkeys([*self.round_state.seen, *map(pair_digest, collected.pairs)])
+        self.round_state.seen = list(known)
+        rewards = {"policy": collected.policy_rewards, "comparator": collected.comparator_rewards}
+        if self.launch.is_main:
+            record = {"round": round, "env_step": self.env_step, **reward_histograms(rewards)}
+            append_jsonl(self.run_folder.histograms, [record])
+        histograms = {f"preference/{name}_rewards": values for name, values in rewards.items() if values}
+        self.tracking.log_histograms(histograms, step=self.step_number, env_step=self.env_step, epoch=self.epoch)
 
     # Set-up ----------------------------------------------------------------------------------------------------------
 
     def _check_extras(self) -> None:
+        super()._check_extras()
         if (self.args.num_iterations > 0) != self.iterative:
             right = "num_iterations of 1 or more" if self.iterative else "0, or use the iterative trainer"
             raise ConfigError(
                 f"num_iterations={self.args.num_iterations!r}: {type(self).__name__} cannot have that. Give {right}"
             )
-        if self.iterative and self.args.comparator_policy != "current" and self.launch.zero_stage == 3:
-            raise ConfigError(
-                f"comparator_policy={self.args.comparator_policy!r}: under ZeRO-3 there are no frozen copies and other "
-                "models yet. Use comparator_policy current, or a lower ZeRO stage"
-            )
+        self.earlier: list[Round] = []
         if self.iterative:
             check_comparator(self.args)
-        self.earlier: list[Round] = []
-        if self.iterative and self.args.preference_replay_from is not None:
-            self.earlier = earlier_rounds(self.args.preference_replay_from)
+            if self.args.preference_replay_from is not None:
+                self.earlier = earlier_rounds(self.args.preference_replay_from)
 
     def _load_extras(self) -> None:
+        super()._load_extras()
+        self.round_state = RoundState(self.rounds.start)
         for policy in (p for agent in self.team.agents for p in (agent.policy, agent.reference) if p is not None):
             quiet_adapter(policy)
         for round in self.earlier:
             some = read_pairs(round, list(range(min(3, round.num_pairs))))
             check_pairs(some, [agent.decode for agent in self.team.agents], str(self.args.preference_replay_from))
+        self.comparator: PolicyComparator | WrittenComparator | None = None
+        if self.iterative and self.args.comparator_policy != "api":  # whose answers are kept in the run folder
+            self.comparator = self._make_comparator(None)
+
+    def _make_comparator(self, cache: Path | None) -> PolicyComparator | WrittenComparator:
+        args = self.args
+        sampling = SamplingParams(args.temperature, args.top_p, args.top_k, args.max_new_tokens)
+        return make_comparator(args, self.collector, sampling, cache)
 
     def _begin(self) -> None:
         """What needs the run folder, and the evaluation before anything is learned."""
         self.console.start(None, None)
-        self.comparator = None
-        if self.iterative:
-            cache = self.run_folder.path / FOLDER / "answers.jsonl"
-            self.comparator = make_comparator(self.args, self.collector, self.growth().sampling, cache=cache)
-        self._previous_rewards: list[float] = []
-        self._seen: set[str] = set()
-        if self.args.eval_interval:
+        if self.iterative and self.comparator is None:
+            self.comparator = self._make_comparator(self.run_folder.path / FOLDER / "answers.jsonl")
+        if self.args.eval_interval and self.round_state == RoundState(self.rounds.start):
             self._evaluate_and_log()
 
     def _total_steps(self) -> int | None:
@@ -154,108 +205,28 @@ class PreferenceTrainer(Trainer):
 
     def _describe(self) -> dict[str, Any]:
         size = f"{len(self.task.train_dataset)} items × {self.args.preference_num_candidates} candidates"
-        return super()._describe() | {"steps": f"{len(self.rounds)} rounds, {size} each"}
+        bound = "" if self.args.max_steps is None else f", at most {self.args.max_steps} steps"
+        return super()._describe() | {"steps": f"{len(self.rounds)} rounds, {size} each{bound}"}
 
-    def _report(self, round: int, collected: Collected) -> None:
-        """Metrics of a collection, and the histograms in the run folder."""
-        metrics = {
-            "preference/num_pairs": len(collected.pairs),
-            "preference/lost_candidates": collected.num_lost,
-            "preference/round": round,
-            "time/rollout_s": collected.cost.rollout_s,
-            "time/reward_s": collected.cost.reward_s,
-        }
-        if collected.pairs:
-            metrics["preference/gap_mean"] = statistics.fmean(pair.gap for pair in collected.pairs)
-        if collected.comparator_rewards:
-            metrics["preference/comparator_reward_mean"] = statistics.fmean(collected.comparator_rewards)
-        metrics |= drift_metrics(collected.policy_rewards, self._previous_rewards, collected.pairs, self._seen)
-        self._previous_rewards = collected.policy_rewards
-        self._seen |= {pair_digest(pair) for pair in collected.pairs}
-        for name, value in metrics.items():
-            self.averager.add_value(name, value)
-        if self.launch.is_main:
-            histograms = {"policy": collected.policy_rewards, "comparator": collected.comparator_rewards}
-            record = {"round": round, "env_step": self.env_step, **reward_histograms(histograms)}
-            append_jsonl(self.run_folder.path / FOLDER / "histograms.jsonl", [record])
+    def _remaining(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches of a phase that are still to be trained on, as many as `max_steps` allows."""
+        for number, batch in enumerate(batches):
+            if number < self.round_state.batches:
+                continue
+            if self.steps_left <= 0:
+                return
+            self.round_state.batches += 1
+            yield batch
 
+    # Checkpoints -----------------------------------------------------------------------------------------------------
 
-class MADPOTrainer(PreferenceTrainer):
-    """Direct preference optimization of the joint margin, on pairs collected once."""
+    def progress(self) -> dict[str, Any]:
+        return super().progress() | {"round": asdict(self.round_state)}
 
-    config_class: ClassVar[type[TrainerConfig]] = MADPOConfig
-    algorithm = "MADPO"
+    def restore_progress(self, progress: dict[str, Any]) -> None:
+        super().restore_progress(progress)
+        self.round_state = RoundState(**progress["round"])
 
-    def learn(self, round: int, pairs: list[PreferencePair]) -> None:
-        """`num_train_epochs` passes over the pairs."""
-        self.reference_NP = self._reference_margins(pairs)
-        self._schedule(round, len(pairs))
-        for batch in self._minibatches(round, pairs):
-            if self.args.eval_interval and self._pairs_crossed(batch):
-                self._evaluate_and_log()
-            self._run_step(batch)
-            self._log_training()
-
-    def step(self, batch: Batch) -> None:
-        """One update of every agent; the items of the batch are (place among the round's pairs, pair)."""
-        self.console.phase("update")
-        args, places = self.args, [place for place, _ in batch.items]
-        update = PairUpdate(
-            self.team,
-            self.engines,
-            PreferenceLossSettings(args.dpo_beta, args.label_smoothing),
-            temperature=args.temperature,
-            micro_batch_tokens=args.micro_batch_tokens,
-            max_grad_norm=args.max_grad_norm,
-            dropout=args.lora_dropout > 0,
-        )
-        outcome = update.run([pair for _, pair in batch.items], self.reference_NP[:, places])
-        self.averager.update(outcome.metrics)
-        self.guard_nonfinite(outcome.finite)
-
-    def _load_extras(self) -> None:
-        if self.args.dpo_reference:
-            self.team.add_references()
-        super()._load_extras()
-
-    def _reference_margins(self, pairs: list[PreferencePair]) -> torch.Tensor:
-        """Margins of the initial policies, once a round; zeros without a reference."""
-        if not self.args.dpo_reference:
-            return torch.zeros(self.num_agents, len(pairs))
-        references = [agent.reference for agent in self.team.agents]
-        return team_margins(references, self.team, pairs, self.args.temperature, self.args.micro_batch_tokens)
-
-    def _minibatches(self, round: int, pairs: list[PreferencePair]) -> Iterator[Batch]:
-        """Every pair once a pass, in a new order each, at most `max_steps` minibatches."""
-        args, size = self.args, self.args.train_batch_size or len(pairs)
-        left = args.max_steps if args.max_steps is not None else 10**18
-        first = max(round - 1, 0) * args.num_train_epochs
-        for epoch in range(args.num_train_epochs):
-            order = np.random.default_rng(derive_seed(args.seed, "pairs", round, epoch)).permutation(len(pairs))
-            for start in range(0, len(pairs), size):
-                if left == 0:
-                    return
-                left -= 1
-                chosen = [(place, pairs[place]) for place in order[start : start + size].tolist()]
-                yield Batch(chosen, first + epoch, start, len(pairs))
-
-    def _pairs_crossed(self, batch: Batch) -> bool:
-        """Whether the pairs of this pass before the batch went past a multiple of `eval_interval` in the last one."""
-        interval, size = self.args.eval_interval, self.args.train_batch_size or batch.length
-        return batch.position // interval > max(0, batch.position - size) // interval
-
-    def _schedule(self, round: int, num_pairs: int) -> None:
-        """Tells the schedules how many updates there will be, as far as this round's pairs say."""
-        updates = self.args.num_train_epochs * -(-num_pairs // (self.args.train_batch_size or num_pairs))
-        updates = updates if self.args.max_steps is None else min(updates, self.args.max_steps)
-        for engine in self.engines:
-            total = engine.updates + updates * (self.rounds.stop - round)
-            engine.settings = dataclasses.replace(engine.settings, total_updates=total)
-
-
-class MADPOIterTrainer(MADPOTrainer):
-    """MADPO in rounds: each collects against a comparator, and learns from its own and replayed pairs."""
-
-    config_class: ClassVar[type[TrainerConfig]] = MADPOIterConfig
-    algorithm = "MADPOIter"
-    iterative = True
+    def kept(self) -> list[Kept]:
+        history = getattr(self.comparator, "history", None)
+        return super().kept() + ([] if history is None else history_kept(history, self.team))

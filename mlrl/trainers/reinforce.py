@@ -11,10 +11,11 @@ The four trainers differ in the baseline alone (`advantage_mode`), which their c
 from __future__ import annotations
 
 import warnings
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
 from mlrl.config_rules import nodes_per_step
+from mlrl.rollout.collect import Growth
 from mlrl.rollout.tree import RolloutTree
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
@@ -34,8 +35,8 @@ class ReinforceTrainer(Trainer):
         if self.args.reference_kl_coef > 0:
             self.team.add_references(self.args.reference_model)
 
-    def _updates_per_step(self) -> int:
-        nodes = nodes_per_step(self.args, self.num_agents)
+    def _updates_per_step(self, items: int) -> int:
+        nodes = items * nodes_per_step(self.args, self.num_agents) // self.args.rollout_batch_size
         return self.args.num_updates_per_rollout * -(-nodes // (self.args.train_batch_size or nodes))
 
     def step(self, batch: Batch) -> None:
@@ -47,15 +48,31 @@ class ReinforceTrainer(Trainer):
     def collect(self, batch: Batch) -> list[RolloutTree]:
         """Grows a tree of joint responses for every item."""
         self.console.phase("sampling")
-        trees = self.collector.collect(batch.items, self.growth())
+        trees = self.grow(batch)
         cost = self.collector.cost
         self.env_step += cost.joint_evaluations
         self.generated_tokens += cost.generated_tokens
         has_raw = self.task.reward_processor is not None
         self.averager.update(rollout_metrics(trees, cost, self.args.discount, self.args.num_turns, has_raw))
+        self.averager.update(self.environment.response_metrics(trees))
         self.last_reward = mean_reward(trees)
         self._warn_of_forfeits(trees)
         return trees
+
+    def grow(self, batch: Batch) -> list[RolloutTree]:
+        """The trees themselves."""
+        return self.collector.collect(batch.items, self.growth())
+
+    def growth(self, **changes: Any) -> Growth:
+        """How training trees are grown; `changes` replace fields."""
+        args = self.args
+        tree = {
+            "generations": (args.num_generations,) * args.num_turns,
+            "joint_mode": args.joint_mode,
+            "scope": args.early_termination_scope,
+            "greedy_baseline": args.advantage_mode == "greedy",
+        }
+        return super().growth(**tree | changes)
 
     def _warn_of_forfeits(self, trees: list[RolloutTree]) -> None:
         """Says once that an episode which ends early on a positive reward may have cost the agents later ones."""
@@ -100,15 +117,30 @@ class ReinforceTrainer(Trainer):
         """One or several optimizer updates of every agent from the same trees."""
         self.console.phase("update")
         update = PolicyUpdate(self.team, self.engines, self.args, self.step_number)
-        for outcome in update.run(samples):
+        outcomes = list(update.run(samples))
+        for outcome in outcomes:
             self.averager.update(outcome.metrics)
-            self.guard_nonfinite(outcome.finite)
+        self.guard_nonfinite(*(outcome.finite for outcome in outcomes))
+
+    def _describe(self) -> dict[str, Any]:
+        return super()._describe() | {"rollouts": describe_rollouts(self.args)}
 
     def record(self, trees: list[RolloutTree]) -> None:
         """Writes the step's nodes where one is due."""
         every = self.args.completions_steps
         if every and self.launch.is_main and self.step_number % every == 0:
             write_nodes(self.run_folder, trees, self.step_number + 1, self.env_step, "train", self.args.discount)
+
+
+def describe_rollouts(args: TrainerConfig) -> str:
+    """Size of a step in words, and whether the task had a say in it."""
+    turns = f"{args.num_turns} turn{'s' if args.num_turns > 1 else ''}"
+    text = (
+        f"{args.rollout_batch_size} items a step, {turns}, {args.num_generations} generations ({args.joint_mode}) "
+        f"of up to {args.max_new_tokens} tokens"
+    )
+    own = ("rollout_batch_size", "num_turns", "num_generations", "joint_mode", "max_new_tokens")
+    return f"{text}, as the task recommends" if any(args.sources.get(name) == "task" for name in own) else text
 
 
 class MAREINFORCETrainer(ReinforceTrainer):

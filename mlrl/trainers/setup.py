@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from mlrl.agents import Agent, Team
 from mlrl.calling import shown
-from mlrl.config import AgentArguments, EvaluationConfig, TrainerConfig
+from mlrl.config import AgentArguments, EvaluationConfig, TrainingConfig
 from mlrl.config_checks import check_field, setting_types
 from mlrl.config_critics import ActorCriticArguments, critic_extra_ranks
 from mlrl.config_rules import extra_ranks
@@ -43,7 +43,7 @@ class PreparedTeam:
         options: further arguments of `Team.load`.
     """
 
-    args: TrainerConfig | EvaluationConfig
+    args: TrainingConfig | EvaluationConfig
     launch: Launch
     environment: Environment
     sources: list[Source]
@@ -75,7 +75,7 @@ class PreparedTeam:
 
 
 def prepare_team(
-    args: TrainerConfig | EvaluationConfig,
+    args: TrainingConfig | EvaluationConfig,
     launch: Launch,
     environment: Environment,
     models: Sequence[Any],
@@ -106,20 +106,21 @@ def prepare_team(
                 f"max_new_tokens={args.max_new_tokens!r}: the model holds {length} tokens, prompt and response "
                 f"together. Give less than {length}."
             )
-    if isinstance(args, TrainerConfig):
+    if isinstance(args, TrainingConfig):
         _check_targets(args, sources)
         _check_reference(args, sources)
     _check_first_prompts(args, environment, tokenizers, limits)
+    environment.limit_calls(args.reward_timeout, args.reward_fallback, args.reward_processes)
     return PreparedTeam(args, launch, environment, sources, tokenizers, limits, dtype, options)
 
 
-def make_mesh(args: TrainerConfig | EvaluationConfig, launch: Launch, num_agents: int) -> Mesh:
+def make_mesh(args: TrainingConfig | EvaluationConfig, launch: Launch, num_agents: int) -> Mesh:
     """The groups of ranks that hold each agent and what has ranks of its own, with the lifeline between all ranks.
 
     Raises:
         ConfigError: the ranks do not come out even.
     """
-    placed = isinstance(args, TrainerConfig)
+    placed = isinstance(args, TrainingConfig)
     agents, extras = plan_ranks(
         launch.world_size,
         num_agents,
@@ -132,7 +133,7 @@ def make_mesh(args: TrainerConfig | EvaluationConfig, launch: Launch, num_agents
     return mesh
 
 
-def _extra_ranks(args: TrainerConfig) -> dict[str, int]:
+def _extra_ranks(args: TrainingConfig) -> dict[str, int]:
     return extra_ranks(args) | (critic_extra_ranks(args) if isinstance(args, ActorCriticArguments) else {})
 
 
@@ -186,7 +187,7 @@ def whole_task(task: Task | None, pieces: dict[str, Any]) -> Task:
     return task
 
 
-def _agent_arguments(args: TrainerConfig | EvaluationConfig) -> AgentArguments:
+def _agent_arguments(args: TrainingConfig | EvaluationConfig) -> AgentArguments:
     """What a team is loaded with; evaluation has no settings of tuning, so those are the defaults there."""
     own = {field.name for field in fields(args)}
     return AgentArguments(**{f.name: getattr(args, f.name) for f in fields(AgentArguments) if f.name in own})
@@ -212,7 +213,7 @@ def _model_options(model_config: dict[str, Any] | None) -> dict[str, Any]:
     return options
 
 
-def _check_targets(args: TrainerConfig, sources: Sequence[Source]) -> None:
+def _check_targets(args: TrainingConfig, sources: Sequence[Source]) -> None:
     """Every target of fresh adapters is found among the linear layers of its model, the output layer excepted."""
     targets = args.lora_target_modules
     if args.tuning == "full" or targets in ("all-linear", ["all-linear"]):
@@ -252,9 +253,9 @@ def _targeted(target: str, layers: Sequence[str], is_regex: bool) -> list[str]:
         raise ConfigError(f"lora_target_modules={target!r}: is no regex ({error}). Correct it, or give names") from None
 
 
-def _check_reference(args: TrainerConfig, sources: Sequence[Source]) -> None:
+def _check_reference(args: TrainingConfig, sources: Sequence[Source]) -> None:
     """A reference model of its own can be found and speaks the agents' tokens."""
-    if args.reference_model is None or args.reference_kl_coef == 0:
+    if args.reference_model is None or args.no_reference:
         return
     try:
         reference = resolve_source(args.reference_model)
@@ -277,7 +278,7 @@ def _vocabulary(source: Source) -> int:
 
 
 def _check_first_prompts(
-    args: TrainerConfig | EvaluationConfig,
+    args: TrainingConfig | EvaluationConfig,
     environment: Environment,
     tokenizers: Sequence[Any],
     limits: Sequence[int | None],

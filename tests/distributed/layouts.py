@@ -6,7 +6,8 @@ SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …
 "poisoned": …, "trainer": "IAC", "own_rewards": …, "critic_model": FOLDER, "resume": CHECKPOINT,
 "args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
-change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's.
+change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's, OUT/<name>-reward_model.pt that of a
+reward model's.
 """
 
 import json
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from mlrl import trainers
+from mlrl.config import field_names
 from mlrl.task import Task
 
 STEPS = 3
@@ -60,9 +62,11 @@ def set_zero(stage: int, offload: bool) -> None:
 
 def train(spec: dict, layout: dict, out: Path) -> None:
     set_zero(layout.get("zero", 0), layout.get("offload", False))
-    args = dict(layout.get("args", {}))
     agents = layout.get("agents")
     kind = layout.get("trainer", "MAGRPO")
+    config = getattr(trainers, f"{kind}Config")
+    args = {"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3}
+    args = {name: value for name, value in args.items() if name in field_names(config)} | layout.get("args", {})
     judge = own_reward if layout.get("own_rewards") else reward
     trainer = getattr(trainers, f"{kind}Trainer")(
         agent_model=None if agents else spec["model"],
@@ -71,7 +75,7 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         **({"critic_model": layout["critic_model"]} if "critic_model" in layout else {}),
         task=Task(reward_func=judge, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
         wandb_config={"config_sections": {"output": {"verbose": False}}},
-        args=getattr(trainers, f"{kind}Config")(
+        args=config(
             output_dir=str(out / "runs"),
             run_name=layout["name"],
             eval_interval=2,
@@ -81,17 +85,22 @@ def train(spec: dict, layout: dict, out: Path) -> None:
             save_steps=1,
             save_total_limit=None,
             resume_from_checkpoint=layout.get("resume") and str(out.parent / layout["resume"]),
-            **{"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3, **args},
+            **args,
         ),
     )
     if layout.get("poisoned"):
         poison(trainer)
     before = weights(trainer)
     here = [agent for agent in trainer.team.agents if agent.is_here]
-    held = {agent.index: sum(p.numel() for p in agent.base.model.parameters()) for agent in here}
+    held = {agent.index: sum(count(agent.base.model)) for agent in here}
     critics = getattr(trainer, "critics", [])
     values_before = [critic_weights(critic) for critic in critics]
+    rewarder = getattr(trainer, "reward_model", None)
+    rewarder_before = rewarder and rewarder.state()
     trainer.train()
+    if rewarder is not None and trainer.mesh.reward_model.is_first:
+        moved = [b - a for a, b in zip(rewarder_before, rewarder.state(), strict=True)]
+        torch.save(moved, out / f"{layout['name']}-reward_model.pt")
     for critic, old in zip(critics, values_before, strict=True):
         moved = [b - a for a, b in zip(old, critic_weights(critic), strict=True)]
         if trainer.mesh.critic(critic.index).is_first:
@@ -115,6 +124,12 @@ def train(spec: dict, layout: dict, out: Path) -> None:
         (out / f"{layout['name']}.json").write_text(json.dumps(content))
         print("done", layout["name"], flush=True)
     trainer.world.barrier()
+
+
+def count(model: torch.nn.Module) -> list[int]:
+    """Sizes of a network's weights and its agents' adapters, without further adapters, which are whole everywhere."""
+    others = (".reward_model.", ".comparator_", ".critic_")
+    return [p.numel() for name, p in model.named_parameters() if not any(other in name for other in others)]
 
 
 def poison(trainer) -> None:

@@ -74,8 +74,28 @@ KINDS = {
             "max_grad_norm": None,
         },
     },
-    "madpo_full": {"trainer": "MADPOIter", "args": {"tuning": "full", "micro_batch_tokens": 60, "train_batch_size": 4}},
+    "madpo_full": {
+        "trainer": "MADPOIter",
+        "args": {
+            **{"tuning": "full", "comparator_policy": "history", "micro_batch_tokens": 60, "train_batch_size": 4},
+            **{"agent_learning_rate": 1e-4},
+        },
+    },
+    "madpo_model": {
+        "trainer": "MADPOIter",
+        "args": {
+            **{"comparator_policy": "model", "comparator_model_name": "qwen2", "micro_batch_tokens": 60},
+            **{"train_batch_size": 4, "num_turns": 2},
+        },
+    },
     "marlhf": {"trainer": "MARLHF", "args": {"micro_batch_tokens": 200, "num_generations": 2}},
+    "marlhf_maac": {
+        "trainer": "MARLHFIter",
+        "args": {
+            **{"rl_algorithm": "maac", "comparator_policy": "current_copy", "critic_learning_rate": 1e-3},
+            **{"micro_batch_tokens": 200, "num_generations": 2, "reward_learning_rate": 1e-3},
+        },
+    },
     "poisoned": {"poisoned": True},
     "poisoned_full": {"poisoned": True, "args": {"tuning": "full"}},
 }
@@ -104,7 +124,7 @@ FAST = {
         layout("clip", 3),
         layout("cross", 0, **SPLIT),
         layout("madpo", 2, **SPLIT),
-        layout("marlhf", 0),
+        layout("marlhf", 3),
         layout("poisoned_full", 2),
         layout("iac", 2, **SPLIT),
         layout("maac", 0),
@@ -119,6 +139,7 @@ FAST = {
         layout("mixed", 3, **SPLIT, ranks_per_agent=[1, 2, 1]),
         layout("full_kl", 3, **SPLIT, reference_ranks=2),
         layout("iac", 3, **SPLIT, critic_ranks=2),
+        layout("marlhf_maac", 0, **SPLIT, reward_model_ranks=2),
     ],
 }
 
@@ -161,11 +182,14 @@ def every_layout(processes: int) -> list[dict]:
             elif processes in BLOCKS.get(kind, {}):
                 found.append(layout(kind, zero, **SPLIT, ranks_per_agent=BLOCKS[kind][processes]))
     found += [layout(kind, zero, offload=True) for kind in ("lora", "full", "poisoned_full") for zero in (2, 3)]
-    found += [layout(kind, zero, reference_ranks=1) for kind in ("clip", "full_kl") for zero in (0, 1, 3)]
+    found += [layout(kind, zero, reference_ranks=1) for kind in ("clip", "full_kl", "madpo_full") for zero in (0, 1, 3)]
     found += [layout(kind, zero, critic_ranks=1) for kind in ("iac", "maac", "maac_q") for zero in (0, 1, 3)]
+    found += [layout("marlhf", zero, reward_model_ranks=1) for zero in (0, 2, 3)]
+    found += [layout("madpo_model", zero, comparator_ranks=1) for zero in (0, 2, 3)]
     if processes == 4:
         found += [layout("iac", zero, **SPLIT, critic_ranks=2) for zero in (0, 2, 3)]
         found += [layout("maac", zero, critic_ranks=2) for zero in (0, 2, 3)]
+        found += [layout("madpo_full", 0, **SPLIT, reference_ranks=2)]
     return found
 
 
@@ -183,10 +207,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder, layouts: list[dict], processes: int) -> None:
-    names = [{**one, "agents": [str(folder / a) for a in one["agents"]]} if "agents" in one else one for one in layouts]
-    names = [
-        {**one, "critic_model": str(folder / one["critic_model"])} if "critic_model" in one else one for one in names
-    ]
+    names = [with_folders(folder, one) for one in layouts]
     spec, out = folder / f"spec-{processes}.json", folder / str(processes)
     out.mkdir(exist_ok=True)
     spec.write_text(json.dumps({"model": str(folder / "llama"), "layouts": names}))
@@ -195,12 +216,24 @@ def run(folder, layouts: list[dict], processes: int) -> None:
     assert done.returncode == 0, done
 
 
+def with_folders(folder, one: dict) -> dict:
+    """A layout with the folders of its models."""
+    args = dict(one.get("args", {}))
+    if "comparator_model_name" in args:
+        args["comparator_model_name"] = str(folder / args["comparator_model_name"])
+    models = {"agents": [str(folder / a) for a in one["agents"]]} if "agents" in one else {}
+    models |= {"critic_model": str(folder / one["critic_model"])} if "critic_model" in one else {}
+    return {**one, **models, "args": args}
+
+
 def changes(folder, name: str, kind: str) -> list[torch.Tensor]:
-    """How much each agent's trained weights moved, as one vector an agent, and then those of each critic."""
+    """How much each agent's trained weights moved, as one vector, then those of each critic and of a reward model."""
     team = len(KINDS[kind].get("agents", ())) or KINDS[kind].get("num_agents", 2)
     files = [folder / f"{name}-agent_{agent}.pt" for agent in range(team)]
-    critics = {"IAC": team, "MAAC": 1}.get(KINDS[kind].get("trainer"), 0)
+    trainer = KINDS[kind].get("trainer", "MAGRPO")
+    critics = {"IAC": team, "MAAC": 1}.get(trainer, int(kind == "marlhf_maac"))
     files += [folder / f"{name}-critic_{critic}.pt" for critic in range(critics)]
+    files += [folder / f"{name}-reward_model.pt"] if trainer.startswith("MARLHF") else []
     return [torch.cat([part.flatten() for part in torch.load(file)]) for file in files]
 
 
@@ -216,7 +249,10 @@ def assert_same(folder, processes: int, one: dict) -> None:
             assert "train-000003" in found[part] and "train-000001" not in found[part], name
             expected[part] = {file: expected[part][file] for file in found[part]}
     assert found["texts"] == expected["texts"], name
-    assert found["rewards"] == expected["rewards"], name
+    assert found["rewards"].keys() == expected["rewards"].keys(), name
+    for file, nodes in found["rewards"].items():
+        for rewards, right in zip(nodes, expected["rewards"][file], strict=True):  # learned ones are a network's
+            torch.testing.assert_close(torch.tensor(rewards), torch.tensor(right), rtol=1e-4, atol=1e-4, msg=name)
     assert len(found["metrics"]) == len(expected["metrics"])
     for row, right in zip(found["metrics"], expected["metrics"], strict=True):
         assert row.keys() == right.keys(), name
@@ -234,7 +270,8 @@ def assert_held(held: list[dict], alone: list[dict], one: dict, name: str) -> No
     """No rank holds a parameter of an agent that does not live there, nor more than its share under ZeRO-3."""
     args, team = one["args"], len(alone[0])
     if args.get("placement") == "split":
-        extra = args.get("reference_ranks", 0) + args.get("critic_ranks", 0)
+        own_ranks = ("reference_ranks", "critic_ranks", "reward_model_ranks", "comparator_ranks")
+        extra = sum(args.get(name, 0) for name in own_ranks)
         ranks = len(held) - extra
         sizes = args.get("ranks_per_agent") or [ranks // team] * team
         expected = [{str(agent)} for agent, size in enumerate(sizes) for _ in range(size)] + [set()] * extra

@@ -14,6 +14,7 @@ from mlrl.preference.setup import load_writers
 from mlrl.preference.snapshots import FrozenTwin, PolicyHistory, team_weights
 from mlrl.preference.writers import CentralizedWriter, ModelWriter, RemoteWriter, as_response
 from mlrl.remote import RemoteModel, RemoteSettings
+from mlrl.rollout.collect import Collector
 from mlrl.rollout.sampler import Sampler, SamplingParams
 from tests.http_server import FakeServer, Reply
 from tests.trainers.loops import ITEMS, make_trainer, perturb
@@ -27,6 +28,11 @@ def texts(candidates):
         [own and [[r.text for r in turn.responses] for turn in own.turns] for own in item]
         for item in candidates.by_item
     ]
+
+
+def drawing(team, trainer):
+    """Draws from another team in the place of the trainer's."""
+    return Collector(team, Sampler(team), trainer.environment)
 
 
 def draw(comparator, trainer, round, num_candidates=3):
@@ -93,17 +99,14 @@ def test_a_copy_stays_as_the_round_began(tiny_llama, tuning):
 
 def test_history_is_the_policy_of_k_rounds_before_and_never_the_current_one(tiny_llama):
     trainer = make_trainer(tiny_llama)
-    comparators = {k: PolicyComparator("history", trainer.collector, k) for k in (1, 2)}
+    history, further = PolicyComparator("history", trainer.collector), PolicyHistory(2)
     starts = {}
     for round in (1, 2, 3, 4):
         starts[round] = team_weights(trainer.team)
-        for k, history in comparators.items():
-            if k == 1:  # the twins of one run have one name, so that a team has one of them
-                history.begin_round(round)
-            else:
-                history.history.record(round, starts[round])
-                assert history.history.before(round)[0] == max(1, round - 2)
-        history, earlier = comparators[1], max(1, round - 1)
+        history.begin_round(round)
+        further.record(round, starts[round])
+        assert further.before(round)[0] == max(1, round - 2)
+        earlier = max(1, round - 1)
         for ours, theirs in zip(team_weights(history.twin.team), starts[earlier], strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
         if round == 2:  # the current policy from the same stream writes something else
@@ -114,6 +117,18 @@ def test_history_is_the_policy_of_k_rounds_before_and_never_the_current_one(tiny
             assert texts(draw(live, trainer, round)) != texts(draw(history, trainer, round))
         for agent in trainer.team.agents:
             perturb(agent, seed=round, spread=0.3)
+
+
+def test_a_token_that_the_agent_lacks_is_not_kept(tiny_llama, tiny_qwen2):
+    """Both have one tokenizer, but the writer's network has 64 rows more, which it draws as well."""
+    trainer = make_trainer(tiny_llama, ends=frozenset())
+    other = load_writers(trainer.team, [tiny_qwen2, tiny_qwen2])
+    writer = ModelWriter(drawing(other, trainer), SamplingParams(max_new_tokens=9), trainer.team.agents)
+    assert writer.same_tokens == [True, True]
+    played = draw(WrittenComparator("model", tiny_qwen2, trainer.collector, writer), trainer, 1)
+    responses = [r for own in played.by_item for one in own for turn in one.turns for r in turn.responses]
+    assert max(token for r in responses for token in r.token_ids) < 384
+    assert {bool(r.logprobs) for r in responses} == {True, False}  # some were kept as they were drawn
 
 
 def test_history_keeps_what_can_be_asked_for_and_continues_from_a_checkpoint():
@@ -187,7 +202,7 @@ def test_another_model_writes_with_its_own_tokens(tiny_llama, tiny_llama_other, 
     trainer = make_trainer(tiny_llama, conversation=same_tokens, ends=frozenset())
     other = load_writers(trainer.team, [folder, folder])
     assert len(other.bases) == 1 and not any(p.requires_grad for p in other.bases[0].model.parameters())
-    writer = ModelWriter(other, Sampler(other), SamplingParams(max_new_tokens=7), trainer.team.agents)
+    writer = ModelWriter(drawing(other, trainer), SamplingParams(max_new_tokens=7), trainer.team.agents)
     assert writer.same_tokens == [same_tokens, same_tokens]
     played = draw(WrittenComparator("model", folder, trainer.collector, writer), trainer, 1)
     assert played.num_lost == 0
@@ -295,7 +310,7 @@ def test_the_centralized_prompt_holds_every_role_and_its_own_form_parses():
 def test_a_prompt_that_another_model_cannot_hold_is_named(tiny_llama, tiny_gpt2):
     trainer = make_trainer(tiny_llama, conversation=False, train_dataset=[{"prompt": "the sea " * 20}])
     other = load_writers(trainer.team, [tiny_gpt2, tiny_gpt2])
-    writer = ModelWriter(other, Sampler(other), SamplingParams(max_new_tokens=230), trainer.team.agents)
+    writer = ModelWriter(drawing(other, trainer), SamplingParams(max_new_tokens=230), trainer.team.agents)
     comparator = WrittenComparator("model", "m", trainer.collector, writer)
     with pytest.raises(TaskError, match=r"comparator, item 0, turn 0, agent 0: \d+ tokens, more than the 26"):
         items = [(0, {"prompt": "the sea " * 20})]

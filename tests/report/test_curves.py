@@ -83,7 +83,7 @@ def test_agents_and_parts_share_a_chart_and_turns_do_not():
 
 
 def test_unknown_metrics_have_a_chart_too():
-    found = panels("critic/critic_0/value_loss", "brand_new", "turn_1/novel", "preference/pairs_kept")
+    found = panels("critic/turn_1/critic_0/value_loss", "brand_new", "turn_1/novel", "preference/pairs_kept")
     assert [section for section, _ in found] == [REWARD, CRITICS, "Preferences", OTHER]
     assert (CRITICS, "Value loss") in found and (OTHER, "Brand new") in found
 

@@ -214,3 +214,10 @@ def test_a_cut_prompt_shares_nothing():
     first = tokenize_prompt(tokenizer, USER)
     second = tokenize_prompt(tokenizer, follow_up("the sea"), previous=(first, response), max_prompt_tokens=12)
     assert (second.reused, len(second.token_ids)) == (0, 12)
+
+
+@pytest.mark.parametrize("content", ["bad \ud800", [{"role": "user", "content": "bad \udfff!"}]])
+def test_half_a_character_is_named(content):
+    tokenizer = tiny_tokenizer()
+    with pytest.raises(TaskError, match=r"item 3: the prompt holds '\\ud.*half of a character"):
+        tokenize_prompt(tokenizer, content, max_prompt_tokens=None, limit=None, where="item 3")

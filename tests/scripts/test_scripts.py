@@ -22,7 +22,13 @@ from mlrl.config_help import field_docs
 ROOT = Path(__file__).parents[2]
 TRAINING = ("mareinforce", "magrpo", "marloo", "maremax", "iac", "maac")
 PREFERENCES = ("madpo", "marlhf")
-SMALL = "--max_steps 1 --num_generations 2 --rollout_batch_size 2 --max_new_tokens 8 --eval_num_samples 2"
+SHORT = "--max_new_tokens 8 --eval_num_samples 2"
+SMALL = f"--max_steps 1 --num_generations 2 --rollout_batch_size 2 {SHORT}"
+# one step a round: all pairs in one update, all rows in one policy step
+ONE_STEP = {
+    "madpo": "--train_batch_size none",
+    "marlhf": "--num_generations 2 --rollout_batch_size 40 --reward_num_train_epochs 1 --reward_train_batch_size 40",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +86,8 @@ def test_every_script_trains_and_says_where_things_are(run, tiny_llama, script):
 @pytest.mark.parametrize("script", PREFERENCES)
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_preference_scripts_train_once_or_in_rounds(run, tiny_llama, script, rounds):
-    words = f"--num_iterations {rounds} --run_name mine --preference_num_candidates 2 {SMALL}"
+    words = f"--num_iterations {rounds} --run_name mine --preference_num_candidates 2 {SHORT} {ONE_STEP[script]}"
+    words += f" --max_steps {max(rounds, 1)}"
     if rounds:
         words += " --comparator_policy current_copy --preference_replay_mode all_history"
     printed = run(script, "--agent_model", tiny_llama, *words.split())
@@ -89,7 +96,7 @@ def test_preference_scripts_train_once_or_in_rounds(run, tiny_llama, script, rou
     written = sorted(path.name for path in (folder / "preferences").glob("iteration_*"))
     assert written == [f"iteration_{number:04d}.jsonl" for number in range(1, max(rounds, 1) + 1)]
     rows = read_metrics(folder)
-    assert sum("agent_0/grad_norm" in row for row in rows) == max(rounds, 1)  # max_steps bounds a round
+    assert sum("agent_0/grad_norm" in row for row in rows) == max(rounds, 1)
     assert (rows[0]["step"], rows[-1]["step"]) == (0, max(rounds, 1))
     algorithm = yaml.safe_load((folder / "config.yaml").read_text())["record"]["algorithm"]
     assert algorithm.lower() == script + "iter" * bool(rounds)
@@ -97,7 +104,8 @@ def test_preference_scripts_train_once_or_in_rounds(run, tiny_llama, script, rou
 
 
 def test_another_model_writes_the_comparator(run, tiny_llama, tiny_llama_other):
-    words = f"--num_iterations 1 --run_name mine --comparator_policy model --preference_num_candidates 2 {SMALL}"
+    words = f"--num_iterations 1 --run_name mine --comparator_policy model --preference_num_candidates 2 {SHORT}"
+    words += " --max_steps 1"
     run("madpo", "--agent_model", tiny_llama, "--comparator_model_name", tiny_llama_other, *words.split())
     lines = Path("runs/mine/preferences/iteration_0001.jsonl").read_text().splitlines()
     writers = {tuple(sorted(json.loads(line)[side]["writer"] for side in ("winner", "loser"))) for line in lines}

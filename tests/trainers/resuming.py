@@ -50,13 +50,15 @@ def terminate() -> None:
 
 def make(trainer: type, model: str, folder: Path, name: str, reward_func: Any = None, **changes: Any):
     """A trainer of two tiny agents over five rows; `changes` of the settings, and of the trainer's arguments."""
-    arguments = {key: changes.pop(key) for key in ("train_dataset", "formatters", "task") if key in changes}
-    settings = {**SETTINGS, "output_dir": str(folder), "run_name": name, **changes}
+    arguments = {key: changes.pop(key) for key in ("train_dataset", "formatters") if key in changes}
+    transition = {} if changes.get("num_turns") == 1 else {"external_transition": extend}
+    base = changes.pop("base", SETTINGS)
+    settings = {**base, "lora_rank": 2, "output_dir": str(folder), "run_name": name, **changes}
     return trainer(
         agent_model=model,
         num_agents=2,
         reward_func=reward_func or StopAt(None, crash),
-        external_transition=extend,
+        **transition,
         **{"formatters": as_messages, "train_dataset": ROWS, "eval_dataset": ROWS[:2]} | arguments,
         args=trainer.config_class(**settings),
     )

@@ -89,3 +89,12 @@ def test_the_first_items(kind):
     assert first_items(KINDS[kind], 2) == [(0, ROWS[0]), (1, ROWS[1])]
     assert first_items(KINDS[kind], 99) == first_items(KINDS[kind], None) == list(enumerate(ROWS))
     assert first_items(KINDS[kind], 0) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_go_on_from_any_place(kind):
+    whole = list(batches(KINDS[kind], 2, 3, 7))
+    for number, batch in enumerate(whole):
+        assert batch.number == number
+        assert list(batches(KINDS[kind], 2, 3, 7, batch.before)) == whole[number:]
+        assert list(batches(KINDS[kind], 2, 3, 7, batch.after)) == whole[number + 1 :]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mlrl.config import MAREINFORCEConfig, MARLOOConfig
-from mlrl.trainers.base import NonFiniteError
+from mlrl.errors import NonFiniteError
 from mlrl.trainers.policy_update import PolicyUpdate
 from mlrl.trainers.reinforce import MAREINFORCETrainer, MARLOOTrainer
 from mlrl.trainers.samples import make_samples, micro_batches
@@ -506,8 +506,14 @@ def test_all_or_none_step_when_one_gradient_is_nan(tiny_llama):
     poison(True)
     trainer.update(samples)
     trainer.update(samples)
-    with pytest.raises(NonFiniteError, match="max_nonfinite_steps=3"):
-        trainer.update(samples)
+    logged = []
+    trainer._log_training = lambda: logged.append(True)
+    trainer._save_run = lambda: {"agents": "here"}
+    trainer._stop_if_nonfinite()  # two in a row
+    trainer.update(samples)
+    with pytest.raises(NonFiniteError, match="max_nonfinite_steps=3: .* in here"):
+        trainer._stop_if_nonfinite()
+    assert logged == [True]  # what happened is not lost
     assert all(torch.equal(a, b) for a, b in zip(after, weights_of(trainer), strict=True))
     assert trainer.averager.flush()["nonfinite_fraction"] == pytest.approx(5 / 6)
 

@@ -6,11 +6,22 @@ import math
 import pytest
 import torch
 
+from mlrl.config import field_names
 from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig, MARLHFConfig, MARLHFIterConfig
 from mlrl.errors import ConfigError, TaskError
 from mlrl.losses.preference import PreferenceLossSettings
 from mlrl.preference.collection import CollectionSettings, collect_pairs
-from mlrl.trainers import MADPOIterTrainer, MADPOTrainer, MARLHFIterTrainer, MARLHFTrainer
+from mlrl.preference.reward_model import LearnedReward
+from mlrl.trainers import (
+    IACTrainer,
+    MAACConfig,
+    MAACTrainer,
+    MADPOIterTrainer,
+    MADPOTrainer,
+    MARLHFIterTrainer,
+    MARLHFTrainer,
+)
+from mlrl.trainers.data import Batch
 from mlrl.trainers.pair_update import PairUpdate, team_margins
 from tests.trainers.loops import RecordingEngine, as_messages, extend, flat, perturb, plain_model, reward
 
@@ -31,7 +42,11 @@ def make(trainer, config, folder, tmp_path, reward_func=reward, **settings):
         train_dataset=ROWS,
         eval_dataset=ROWS[:2],
         wandb_config={"config_sections": {"output": {"verbose": False}}},
-        args=config(**{"output_dir": str(tmp_path), "run_name": "run"} | DEFAULTS | settings),
+        args=config(
+            **{"output_dir": str(tmp_path), "run_name": "run"}
+            | {name: value for name, value in DEFAULTS.items() if name in field_names(config)}
+            | settings
+        ),
     )
 
 
@@ -67,7 +82,7 @@ def test_an_update_is_the_gradient_of_the_joint_loss(tiny_llama, tmp_path, turns
     update = PairUpdate(
         team, engines, PreferenceLossSettings(beta), temperature=1.0, micro_batch_tokens=70, max_grad_norm=None
     )
-    reference = team_margins([a.reference for a in team.agents], team, pairs, 1.0, 70)
+    reference = team_margins([a.reference for a in team.agents], team.mesh.agents, team.mesh.world, pairs, 1.0, 70)
     outcome = update.run(pairs, reference)
 
     with torch.no_grad():
@@ -92,6 +107,14 @@ def test_an_update_is_the_gradient_of_the_joint_loss(tiny_llama, tmp_path, turns
                 expected -= beta / (1 + math.exp(beta * m)) / len(pairs) * flat(gradients, agent.parameters)
         assert torch.allclose(engine.recorded[0].double(), expected.double(), atol=2e-5)
         assert expected.norm() > 1e-3
+
+
+def test_another_model_may_be_the_reference(tiny_llama, tiny_llama_other, tmp_path):
+    trainer = make(MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, reference_model=tiny_llama_other)
+    pairs = some_pairs(trainer)[:3]
+    with torch.no_grad(), plain_model(trainer.team.agents[1].reference) as model:
+        expected = [float(loop_margin(model, pair, 1)) for pair in pairs]
+    assert trainer._reference_margins(pairs)[1].tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def test_margins_are_zero_at_the_start_and_rise(tiny_llama, tmp_path):
@@ -130,7 +153,7 @@ def test_rounds_are_on_disk_and_replayed(tiny_llama, tmp_path, comparator):
     assert all(row["agent_0/grad_norm"] > 0 < row["agent_1/grad_norm"] for row in rows if "agent_0/grad_norm" in row)
 
 
-@pytest.mark.parametrize("algorithm", ["magrpo", "marloo"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "maac", "iac"])
 def test_marlhf_follows_the_learned_reward_and_logs_both(tiny_llama, tmp_path, algorithm):
     trainer = make(
         MARLHFTrainer, MARLHFConfig, tiny_llama, tmp_path, rl_algorithm=algorithm, num_train_epochs=2, num_generations=3
@@ -147,20 +170,94 @@ def test_marlhf_follows_the_learned_reward_and_logs_both(tiny_llama, tmp_path, a
     assert steps[-1]["env_step"] == 4 * 3 + 2 * 4 * 3  # candidates, and two steps of 4 items × 3 joints
     for agent, old in zip(trainer.team.agents, before, strict=True):
         assert any(not torch.equal(p, o) for p, o in zip(agent.parameters, old, strict=True))
+    critics = {"magrpo": 0, "maac": 1, "iac": 2}[algorithm]
+    assert len(list((tmp_path / "run").glob("critics/critic_*/value_head.safetensors"))) == critics
     assert (tmp_path / "run/reward_model/head.safetensors").is_file()
     assert trainer.evaluate()["eval/turn_1/reward_mean"] < 1
 
 
 def test_iterative_marlhf_refits_and_never_repeats_a_stream(tiny_llama, tmp_path):
-    trainer = make(
-        MARLHFIterTrainer, MARLHFIterConfig, tiny_llama, tmp_path, num_iterations=2, max_steps=1, num_generations=2
-    )
+    trainer = make(MARLHFIterTrainer, MARLHFIterConfig, tiny_llama, tmp_path, num_iterations=2, num_generations=2)
     ordinals = []
     step = trainer.step
     trainer.step = lambda batch: (ordinals.extend(n for n, _ in batch.items), step(batch))
     trainer.train()
     assert ordinals == [0, 1, 2, 3, 4, 5, 6, 7]
     assert sum("preference/reward_model/train_loss" in row for row in metrics(tmp_path)) == 2
+
+
+def test_the_policy_phase_is_the_trainer_of_the_algorithm(tiny_llama, tmp_path):
+    """Its step on learned rewards is that of MAAC on a reward function that says the same."""
+    settings = {"num_generations": 2, "num_turns": 2, "reference_kl_coef": 0.1, "critic_learning_rate": 1e-2}
+    ours = make(MARLHFTrainer, MARLHFConfig, tiny_llama, tmp_path, rl_algorithm="maac", **settings)
+    assert isinstance(ours, MARLHFTrainer) and isinstance(ours, MAACTrainer) and not isinstance(ours, IACTrainer)
+    learned = LearnedReward(ours.reward_model)
+    plain = make(
+        MAACTrainer, MAACConfig, tiny_llama, tmp_path, **settings,
+        reward_func=lambda a, b, prompts: learned(a, b, prompts=prompts),
+    )  # fmt: skip
+    batch = Batch(list(enumerate(ROWS)), 0, 0, 4)
+    for trainer in (ours, plain):
+        trainer.record = lambda trees: None
+        for _ in range(2):
+            trainer.step(batch)
+    for one, other in zip(ours.team.agents, plain.team.agents, strict=True):
+        for p, q in zip(one.parameters, other.parameters, strict=True):
+            assert torch.allclose(p, q, atol=1e-5)
+    for p, q in zip(ours.critics[0].parameters, plain.critics[0].parameters, strict=True):
+        assert torch.allclose(p, q, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "trainer, config, a_round", [(MADPOIterTrainer, MADPOIterConfig, 2), (MARLHFIterTrainer, MARLHFIterConfig, 2)]
+)
+def test_max_steps_bounds_the_run(tiny_llama, tmp_path, trainer, config, a_round):
+    """Two rounds of two steps each, of which three may be taken, and a third round for which nothing is left."""
+    size = {"train_batch_size": 4} if config is MADPOIterConfig else {"rollout_batch_size": 2, "num_generations": 2}
+    made = make(
+        trainer, config, tiny_llama, tmp_path, num_iterations=3, max_steps=3, preference_pairs_per_sample=2,
+        preference_replay_mode="all_history", preference_replay_sample_size=8, **size,
+    )  # fmt: skip
+    made.train()
+    assert (made.step_number, made.round_state.round) == (3, 3)
+    assert len(list((tmp_path / "run/preferences").glob("iteration_*"))) == 2
+
+
+def test_label_smoothing_reaches_the_reward_model(tiny_llama, tmp_path):
+    losses = []
+    for number, smoothing in enumerate((0.0, 0.4)):
+        made = make(
+            MARLHFTrainer, MARLHFConfig, tiny_llama, tmp_path / str(number), label_smoothing=smoothing,
+            reward_num_train_epochs=8, reward_learning_rate=1e-2, max_steps=1, num_generations=2,
+        )  # fmt: skip
+        made.train()
+        name = "preference/reward_model/train_loss"
+        losses += [row[name] for row in metrics(tmp_path / str(number)) if name in row]
+    assert losses[1] > losses[0] + 0.05  # which learns to be less sure
+
+
+def test_one_actor_plays_all_roles(tiny_llama, tmp_path):
+    seen = []
+
+    def judge(a, b, prompts):
+        seen.append((a, b, prompts))
+        return [len(x) - len(y) + n / 9 for n, (x, y) in enumerate(zip(a, b, strict=True))]
+
+    made = make(
+        MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, judge, collaboration_mode="centralized", max_steps=2,
+        train_batch_size=4, lora_rank=2, eval_interval=8, max_new_tokens=3,
+    )  # fmt: skip
+    assert made.num_agents == len(made.team.agents) == 1
+    made.train()
+    answers = {text for a, b, _ in seen for text in (*a, *b)}
+    assert answers == {""}  # a tiny model never writes the tags: counted, and judged as empty answers
+    assert all(len(prompts) == 2 for _, _, prompts in seen)  # the roles' own
+    rows = metrics(tmp_path)
+    assert [row["turn_1/unparseable_fraction"] for row in rows if "turn_1/unparseable_fraction" in row] == [1.0]
+    assert rows[0]["eval/turn_1/unparseable_fraction"] == 1.0
+    [line, *_] = (tmp_path / "run/preferences/iteration_0001.jsonl").read_text().splitlines()
+    assert len(json.loads(line)["winner"]["turns"][0]) == 1  # one text is learned on
+    assert [p.name for p in (tmp_path / "run/agents").iterdir()] == ["agent_0"]
 
 
 def test_equal_rewards_are_a_clear_error(tiny_llama, tmp_path):
@@ -171,14 +268,19 @@ def test_equal_rewards_are_a_clear_error(tiny_llama, tmp_path):
 
 def test_what_cannot_be_is_said_before_models_load(tmp_path):
     for config, settings, words in (
-        (MARLHFConfig, {"rl_algorithm": "maac"}, "rl_algorithm='maac'"),
-        (MARLHFConfig, {"placement": "split"}, "placement='split'"),
-        (MADPOConfig, {"collaboration_mode": "centralized"}, "collaboration_mode"),
-        (MADPOConfig, {"reference_ranks": 1}, "reference_ranks=1"),
+        (MARLHFConfig, {"rl_algorithm": "maac", "advantage_mode": "rloo"}, "advantage_mode='rloo': with a critic"),
+        (MARLHFConfig, {"advantage_mode": "greedy"}, "unknown word 'greedy'"),
+        (MADPOConfig, {"reference_ranks": 1, "dpo_reference": False}, "reference_ranks=1: .* dpo_reference is False"),
+        (MADPOConfig, {"num_generations": 4}, "num_generations: there is no such setting"),
+        (MADPOConfig, {"comparator_ranks": 1}, "comparator_ranks=1: only another model"),
+        (MARLHFConfig, {"critic_ranks": 1}, "critic_ranks=1: rl_algorithm='magrpo' has no critics"),
     ):
         with pytest.raises(ConfigError, match=words):
             config(**settings)
     assert MARLHFConfig(rl_algorithm="marloo").advantage_mode == "rloo"
+    assert MARLHFConfig(rl_algorithm="maac", advantage_normalization=True).advantage_normalization == "batch"
+    with pytest.warns(UserWarning, match="gae_lambda=0.5 has no effect with rl_algorithm='magrpo'"):
+        MARLHFConfig(gae_lambda=0.5)
 
 
 def test_iterations_need_the_iterative_trainer(tiny_llama, tmp_path):
