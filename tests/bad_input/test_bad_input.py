@@ -52,6 +52,11 @@ def arguments() -> dict[str, type]:
     return found
 
 
+def shown_as(value: Any, length: int) -> str:
+    """The beginning of a value as a test's name: without addresses, which differ from process to process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))[:length]
+
+
 def config_classes() -> list[type]:
     """Every class of settings in mlrl."""
     for module in pkgutil.iter_modules(mlrl.__path__):
@@ -148,7 +153,7 @@ def test_a_wrong_task_file(row, arguments, capsys):
         assert str(ROOT) not in message and "importlib" not in message  # nothing of ours above the user's line
 
 
-@pytest.mark.parametrize(("name", "content", "parts"), DATA_FILES, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(("name", "content", "parts"), DATA_FILES, ids=lambda value: shown_as(value, 20))
 def test_a_wrong_data_file(name, content, parts, arguments, capsys):
     if content is not None:
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -251,29 +256,29 @@ def refused_by_trainer(folder, parts, settings=None, **arguments):
     assert "weights" not in message
 
 
-@pytest.mark.parametrize(("arguments", "parts"), ARGUMENTS, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("arguments", "parts"), ARGUMENTS, ids=lambda value: shown_as(value, 50))
 def test_wrong_arguments(weightless, arguments, parts):
     refused_by_trainer(weightless["llama"], parts, **arguments)
 
 
-@pytest.mark.parametrize(("arguments", "parts"), CALLABLES, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("arguments", "parts"), CALLABLES, ids=lambda value: shown_as(value, 50))
 def test_wrong_callables(weightless, arguments, parts):
     refused_by_trainer(weightless["llama"], parts, **arguments)
 
 
-@pytest.mark.parametrize(("fault", "arguments", "parts"), DATA, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("fault", "arguments", "parts"), DATA, ids=lambda value: shown_as(value, 30))
 def test_wrong_data(weightless, fault, arguments, parts):
     refused_by_trainer(weightless["llama"], parts, **arguments)
 
 
-@pytest.mark.parametrize(("settings", "parts"), ONLY_THE_TRAINER_KNOWS, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("settings", "parts"), ONLY_THE_TRAINER_KNOWS, ids=lambda value: shown_as(value, 50))
 def test_wrong_settings_that_only_the_trainer_can_know(weightless, settings, parts):
     if settings.get("reference_model") == OTHER:
         settings = settings | {"reference_model": weightless["qwen2"]}
     refused_by_trainer(weightless["llama"], parts, settings)
 
 
-@pytest.mark.parametrize(("formatter", "parts"), FORMATTED, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("formatter", "parts"), FORMATTED, ids=lambda value: shown_as(value, 30))
 def test_what_formatters_return(weightless, formatter, parts):
     refused_by_trainer(weightless["llama"], parts, formatters=formatter)
 
