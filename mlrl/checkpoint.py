@@ -163,10 +163,13 @@ def _write_entities(folder: Path, entities: Sequence[Entity], kept: Sequence[Kep
                     _write_tensors(folder, f"{entity.name}/{kind}.safetensors", tensors, manifest)
                 except Exception as error:  # the other ranks still need this one for what follows
                     problem = error
-        if writes and problem is None:
-            for file, tensors in entity.frozen.items():
-                kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-                _write_tensors(folder, f"{entity.name}/{file}.safetensors", kept, manifest)
+        for file, frozen in entity.frozen.items():
+            if writes and problem is None:
+                try:
+                    copies = {name: tensor.detach().cpu() for name, tensor in frozen.items()}
+                    _write_tensors(folder, f"{entity.name}/{file}.safetensors", copies, manifest)
+                except Exception as error:  # as above
+                    problem = error
     for one in kept:
         tensors = one.get()
         if tensors and one.group.is_first and problem is None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import itertools
 import json
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from mlrl.checkpoint import (
     checkpoints_in,
@@ -72,7 +77,9 @@ def check_resume_request(where: str, output_dir: str, run_name: str | None) -> N
         run = Path(output_dir) / run_name
         if run.is_dir() and not RunFolder(run).config.is_file() and not _is_empty(run):
             raise ConfigError(f"run_name={run_name!r}: {run} is not the folder of a run. Give another run_name")
-    elif not Path(where).is_dir():
+        return
+    recover(Path(where).parent)
+    if not Path(where).is_dir():
         raise ConfigError(
             f"resume_from_checkpoint={where!r}: there is no such folder. Give a folder checkpoint-N, a run folder, or "
             "latest with a run_name"
@@ -118,6 +125,8 @@ def find_resume(where: str, output_dir: str, run_name: str | None, checkpoint_di
     elif run is None or not RunFolder(run).config.is_file():
         run = Path(state["run_folder"]) if state and RunFolder(state["run_folder"]).config.is_file() else None
     if named is not None and run is not None and named.resolve() != run.resolve():
+        if RunFolder(named).config.is_file():  # which was begun before
+            return _branch_begun(where, named, checkpoint)
         run = None  # a new run that branches off
     if checkpoint is None:
         if run is not None and RunFolder(run).agents.exists():
@@ -130,6 +139,44 @@ def find_resume(where: str, output_dir: str, run_name: str | None, checkpoint_di
         _check_newest(checkpoint, newest, run, where)
         notes.append(f"resumed from {checkpoint}")
     return Resume(checkpoint, run, state, notes)
+
+
+def _branch_begun(where: str, named: Path, origin: Path | None) -> Resume:
+    """A run that branched off from a checkpoint and was stopped goes on from its own ones."""
+    config = yaml.safe_load(RunFolder(named).config.read_text(encoding="utf-8"))
+    begun_from = config.get("record", {}).get("branched_from")
+    if origin is None or begun_from != str(origin):
+        raise ConfigError(
+            f"run_name={named.name!r}: {named} exists already and did not branch off from {where}. Give another "
+            "run_name, or resume_from_checkpoint latest to go on with it"
+        )
+    notes: list[str] = []
+    own = _newest_whole(RunFolder(named).checkpoints, None, notes)
+    checkpoint = own or origin
+    state = read_checkpoint_metadata(checkpoint) | {"branched_from": begun_from}
+    if own is None:  # nothing of it counts yet
+        state |= {"sizes": {}, "wandb": None}
+    return Resume(checkpoint, named, state, [*notes, f"{named} goes on from {checkpoint}"])
+
+
+def take_pairs(resume: Resume, folder: RunFolder) -> None:
+    """Copies the rounds of pairs that a run which branches off needs, with answers that were paid for.
+
+    Raises:
+        ConfigError: there are none any more.
+    """
+    if resume.checkpoint is None or "round" not in resume.state["progress"]:
+        return
+    earlier = RunFolder(resume.state["run_folder"]).preferences
+    if not earlier.is_dir():
+        raise ConfigError(
+            f"resume_from_checkpoint={str(resume.checkpoint)!r}: its pairs were in {earlier}, which is no more. Put "
+            "that folder back"
+        )
+    folder.preferences.mkdir(parents=True, exist_ok=True)
+    for path in [*earlier.glob("iteration_*.jsonl"), *earlier.glob("answers.jsonl")]:
+        if not (folder.preferences / path.name).exists():
+            shutil.copyfile(path, folder.preferences / path.name)
 
 
 def _check_newest(checkpoint: Path, newest: Path | None, run: Path | None, where: str) -> None:
@@ -220,16 +267,23 @@ def source_fingerprint(function: Callable | Sequence[Callable] | None) -> str | 
     inner = function
     settings = []
     while hasattr(inner, "func") and callable(inner.func):  # functools.partial
-        settings.append(repr((inner.args, sorted(inner.keywords.items()))))
+        settings += map(_value_text, (*inner.args, *(part for item in sorted(inner.keywords.items()) for part in item)))
         inner = inner.func
     if not hasattr(inner, "__qualname__"):
-        settings.append("" if type(inner).__repr__ is object.__repr__ else repr(inner))
+        settings.append(_value_text(inner))
         inner = type(inner)
     try:
         text = inspect.getsource(inner)
     except (OSError, TypeError):
         text = ""
     return f"{inner.__qualname__} {_digest(text + ''.join(settings))}"
+
+
+def _value_text(value: Any) -> str:
+    """A value in words that are the same in every process: without addresses."""
+    if inspect.isroutine(value) or isinstance(value, functools.partial):
+        return str(source_fingerprint(value))
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _digest(text: str) -> str:
@@ -255,7 +309,7 @@ def cut_files(folder: RunFolder, sizes: dict[str, int]) -> list[str]:
         elif size > sizes.get(name, 0):
             with path.open("r+b") as file:
                 file.truncate(sizes.get(name, 0))
-        elif size < sizes[name]:
+        elif size < sizes.get(name, 0):
             notes.append(f"{path} has lost its end: {size} bytes of {sizes[name]}")
     return notes
 

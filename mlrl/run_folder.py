@@ -43,8 +43,10 @@ def to_jsonable(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple)):
         return [to_jsonable(entry) for entry in value]
+    if isinstance(value, (set, frozenset)):  # in an order that is the same in every process
+        return sorted((to_jsonable(entry) for entry in value), key=str)
     if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
         return to_jsonable(value.tolist())
     return str(value)
@@ -81,8 +83,9 @@ def _one_line(text: str) -> str:
 
 def keep_config(folder: "RunFolder", step: int) -> None:
     """Keeps config.yaml as config_until_<step>.yaml, where a run goes on with settings of its own."""
-    if folder.config.exists():
-        shutil.copyfile(folder.config, folder.path / f"config_until_{step}.yaml")
+    kept = folder.path / f"config_until_{step}.yaml"
+    if folder.config.exists() and not kept.exists():  # a second try from there changes nothing
+        shutil.copyfile(folder.config, kept)
 
 
 class RunFolder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -34,8 +35,8 @@ class Stopped(SystemExit):
 class StopRequests:
     """Hears signals that ask a run to stop; use as a context manager around what may be stopped between steps.
 
-    The first one is noted and answered when the run asks; a later one stops it at once, as without this. Does nothing
-    outside of the main thread, where Python lets nobody listen to signals.
+    The first one is noted and answered when the run asks; a later Ctrl-C stops it at once, as without this. Does
+    nothing outside of the main thread, where Python lets nobody listen to signals.
 
     Args:
         world: all ranks, which agree on what was heard.
@@ -73,8 +74,10 @@ class StopRequests:
             self._heard, self._since = number, now
             if self.says:
                 name = signal.Signals(number).name
-                text = f"\n{name}: the run stops with a checkpoint after this step; again: at once\n"
-                os.write(sys.stderr.fileno() if hasattr(sys.stderr, "fileno") else 2, text.encode())
+                again = "; again: at once" if number == signal.SIGINT else ""
+                text = f"\n{name}: the run stops with a checkpoint after this step{again}\n"
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file, or closed
+                    os.write(sys.stderr.fileno(), text.encode())
         elif number == signal.SIGINT and now - self._since > _ONE_PRESS_S:
             raise KeyboardInterrupt
 

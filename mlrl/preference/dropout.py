@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from mlrl.models.base import Policy
@@ -17,13 +18,15 @@ def quiet_adapter(policy: Policy) -> None:
 
 
 @contextmanager
-def adapter_dropout(policy: Policy) -> Iterator[None]:
-    """Dropout is active inside."""
+def adapter_dropout(policy: Policy, seed: int) -> Iterator[None]:
+    """Dropout is active inside, drawn from `seed` alone: a run that goes on drops what it would have dropped."""
     modules = _dropouts(policy)
     for module in modules:
         module.train()
     try:
-        yield
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
     finally:
         for module in modules:
             module.eval()

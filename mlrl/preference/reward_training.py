@@ -83,7 +83,8 @@ def fit(
         order = np.random.default_rng(derive_seed(settings.seed, "reward_model", epoch)).permutation(training).tolist()
         for start in range(0, len(order), settings.batch_size):
             chosen = [read[place] for place in order[start : start + settings.batch_size]]
-            skipped += not _update(model, engine, chosen, settings)
+            seed = derive_seed(settings.seed, "reward_dropout", epoch, start, model.group.rank) % 2**63
+            skipped += not _update(model, engine, chosen, settings, seed)
         epochs.append(score_pairs(model, [read[place] for place in validation], settings.micro_batch_tokens))
         if on_epoch is not None:
             on_epoch(epoch, epochs[-1])
@@ -139,10 +140,12 @@ def score_pairs(model: RewardModel, read: Sequence[ReadPair], max_tokens: int) -
     return PairScores(math.fsum(losses) / len(read), correct / len(read), len(read))
 
 
-def _update(model: RewardModel, engine: Engine, read: Sequence[ReadPair], settings: FitSettings) -> bool:
+def _update(
+    model: RewardModel, engine: Engine, read: Sequence[ReadPair], settings: FitSettings, dropout_seed: int
+) -> bool:
     """One optimizer update; False where its gradient was not finite and it was left out."""
     batches = model.rank_batches([[*winner, *loser] for winner, loser in read], settings.micro_batch_tokens)
-    with model.policy.use(), adapter_dropout(model.policy):
+    with model.policy.use(), adapter_dropout(model.policy, dropout_seed):
         for number, batch in enumerate(batches, start=1):
             if batch is None:
                 loss = 0.0 * model.scores(stand_in_batch()).sum()

@@ -77,6 +77,8 @@ def history_kept(history: PolicyHistory, team: Team) -> list[Kept]:
             for name, whole in sorted(tensors.items()):
                 round, _, number = name.partition(".")
                 weights = starts.setdefault(int(round), [[] for _ in owners])
+                if int(number) == 0:
+                    weights[place] = []
                 weights[place].append(part_of_whole(parameters[int(number)], whole, group))
             history.load_state_dict(starts)
 

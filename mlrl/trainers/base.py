@@ -25,7 +25,7 @@ from mlrl.errors import ConfigError, NonFiniteError
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.launch import Launch
 from mlrl.parallel.zero import ZeroEngine
-from mlrl.resume import Resume
+from mlrl.resume import Resume, take_pairs
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import RunFolder, default_run_name, keep_config
@@ -125,7 +125,8 @@ class Trainer:
         self.environment = make_environment(self.task, num_roles, self.args, self.takes_own_rewards)
         self.wandb_config = _wandb_settings(self.args, wandb_config)
         check_report_to(self.args.report_to)
-        if self.args.run_name is not None and self.args.resume_from_checkpoint is None:
+        fresh = self.args.resume_from_checkpoint is None
+        if self.args.run_name is not None and fresh and not self._may_go_on():
             check_run_folder(self.args.output_dir, self.args.run_name)
         self.total_steps = self._total_steps()
         rates = agent_learning_rates(self.args, self.num_agents)
@@ -188,8 +189,12 @@ class Trainer:
             raise ConfigError("train_dataset=None: there is nothing to train on. Give one to the trainer or the task")
         check_field("checkpoint_interval", checkpoint_interval, int)
         args = self.args
-        if resume_from_checkpoint is not None:
-            self._resume = self._find_resume(resume_from_checkpoint, checkpoint_dir)
+        if checkpoint_interval < 1:
+            raise ConfigError(f"checkpoint_interval={checkpoint_interval!r}: must be 1 or more. Give such a number")
+        where = resume_from_checkpoint or args.resume_from_checkpoint
+        if resume_from_checkpoint is not None or checkpoint_dir is not None:
+            self._resume = self._find_resume(where, checkpoint_dir)
+        restore(self, self._resume)
         self.run_folder = self._make_run_folder()
         with Console(
             enabled=self.launch.is_main, verbose=is_verbose(self.wandb_config), log_interval=args.logging_steps
@@ -278,12 +283,15 @@ class Trainer:
         return resolve_resume(where, self.args, self.world, self._fingerprints, checkpoint_dir)
 
     def _go_on(self) -> None:
-        """Puts a checkpoint in place, if there is one to go on from."""
+        """Says where the run goes on from, and takes back what it will write again."""
         for note in self._resume.notes:
             self.console.note(note)
-        restore(self, self._resume)
         for note in self.world.from_first(lambda: cut_back(self.run_folder, self._resume)):
             self.console.note(note)
+
+    def _may_go_on(self) -> bool:
+        """Whether `train` may be asked to go on with the run of this name."""
+        return (Path(self.args.output_dir) / self.args.run_name / "checkpoints").is_dir()
 
     def _checkpoint_schedule(self, checkpoint_dir: str | Path | None, interval: int) -> Schedule:
         limit = self.args.save_total_limit
@@ -311,12 +319,15 @@ class Trainer:
             extra = {"algorithm": self.algorithm, "task": self.task.name or "task", "processes": self.world.size}
             if resume.checkpoint is not None:
                 extra["resumed_from"] = str(resume.checkpoint)
+                branch = resume.run_folder is None
+                extra["branched_from"] = str(resume.checkpoint) if branch else resume.state.get("branched_from")
             if resume.run_folder is not None:
                 folder = RunFolder(resume.run_folder)
                 keep_config(folder, resume.state.get("step", 0))
             else:
                 name = default_run_name(self.algorithm.lower(), self.task.name or "task")
                 folder = RunFolder.create(args.output_dir, args.run_name, name)
+                take_pairs(resume, folder)
             dump_config(args, args.sources, folder.config, extra)
             return RunFolder(folder.path.absolute()) if self.world.size > 1 else folder
 

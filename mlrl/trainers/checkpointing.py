@@ -77,7 +77,9 @@ class Checkpoints:
         self.place = Place(**resume.state["place"]) if resume.state else Place()
         self.requests = StopRequests(trainer.world, says=trainer.launch.is_main)
         self.seconds: float | None = None  # that the latest one took
-        self._written: int | None = resume.state.get("step")
+        origin = resume.checkpoint.resolve().parent if resume.checkpoint is not None else None
+        is_here = origin is not None and schedule.folder is not None and origin == schedule.folder.resolve()
+        self._written: int | None = resume.state["step"] if is_here else None
 
     def after_step(self, batch: Batch) -> None:
         """A step and its log line are done: writes a checkpoint if one is due.

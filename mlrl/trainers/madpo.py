@@ -53,7 +53,9 @@ class MADPOTrainer(PreferenceTrainer):
             temperature=args.temperature,
             micro_batch_tokens=args.micro_batch_tokens,
             max_grad_norm=args.max_grad_norm,
-            dropout=args.lora_dropout > 0,
+            dropout_seed=derive_seed(args.seed, "dropout", self.step_number, self.world.rank) % 2**63
+            if args.lora_dropout > 0
+            else None,
         )
         outcome = update.run([pair for _, pair in batch.items], self.reference_NP[:, places])
         self.averager.update(outcome.metrics)

@@ -113,6 +113,7 @@ class MARLHFTrainer(PreferenceTrainer):
         self.console.phase("reward model")
         args, reports = self.args, {}
         if self.reward_model is not None:
+            self.reward_model.reader.inputs = self.reward_model.reader.inputs_cut = 0  # of this fit
             settings = FitSettings(
                 num_epochs=args.reward_num_train_epochs,
                 batch_size=args.reward_train_batch_size,

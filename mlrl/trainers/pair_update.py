@@ -64,7 +64,7 @@ class PairUpdate:
 
     Args:
         engines: one a group of agents here that train the same weights (`Team.trainable`).
-        dropout: the loss is formed with dropout of the adapters.
+        dropout_seed: where the loss is formed with dropout of the adapters: what that is drawn from, on this rank.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class PairUpdate:
         temperature: float,
         micro_batch_tokens: int,
         max_grad_norm: float | None,
-        dropout: bool = False,
+        dropout_seed: int | None = None,
     ):
         self.team, self.engines, self.settings = team, engines, settings
         self.temperature, self.max_tokens = temperature, micro_batch_tokens
-        self.max_grad_norm, self.dropout = max_grad_norm, dropout
+        self.max_grad_norm, self.dropout_seed = max_grad_norm, dropout_seed
 
     def run(self, pairs: Sequence[PreferencePair], reference_NP: Tensor) -> UpdateOutcome:
         """Steps every agent once.
@@ -125,7 +125,8 @@ class PairUpdate:
             for agent in group
             for batch in _rank_batches(pairs, agent.index, ranks, self.max_tokens, lockstep)
         ]
-        with policy.use(), adapter_dropout(policy) if self.dropout else nullcontext():
+        seed = self.dropout_seed
+        with policy.use(), nullcontext() if seed is None else adapter_dropout(policy, seed + group[0].index):
             for number, (agent, batch) in enumerate(work, start=1):
                 if batch is None:
                     scored, _ = policy.logprobs(stand_in(), self.temperature)

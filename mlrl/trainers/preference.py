@@ -67,8 +67,11 @@ class PreferenceTrainer(Trainer):
             self._log_training()
             if self.args.eval_interval:
                 self._evaluate_and_log()
+            if self.steps_left <= 0 or self.round_state.round + 1 not in self.rounds:
+                return  # in this round, which a longer run goes on with
             self.round_state.round += 1
             self.round_state.enter("collect")
+            self.checkpoints.stop_if_asked()
 
     def run_round(self, round: int) -> None:
         """One round from where it stands."""

@@ -56,12 +56,13 @@ class ReinforceTrainer(Trainer):
         self.averager.update(rollout_metrics(trees, cost, self.args.discount, self.args.num_turns, has_raw))
         self.averager.update(self.environment.response_metrics(trees))
         self.last_reward = mean_reward(trees)
-        self._warn_of_forfeits(trees)
         return trees
 
     def grow(self, batch: Batch) -> list[RolloutTree]:
-        """The trees themselves."""
-        return self.collector.collect(batch.items, self.growth())
+        """The trees themselves, with the rewards of the task."""
+        trees = self.collector.collect(batch.items, self.growth())
+        self._warn_of_forfeits(trees)
+        return trees
 
     def growth(self, **changes: Any) -> Growth:
         """How training trees are grown; `changes` replace fields."""

@@ -54,9 +54,9 @@ def make(trainer: type, model: str, folder: Path, name: str, reward_func: Any = 
     transition = {} if changes.get("num_turns") == 1 else {"external_transition": extend}
     base = changes.pop("base", SETTINGS)
     settings = {**base, "lora_rank": 2, "output_dir": str(folder), "run_name": name, **changes}
+    agents = settings.pop("agents", None)
     return trainer(
-        agent_model=model,
-        num_agents=2,
+        **({"agent_model": model, "num_agents": 2} if agents is None else {"agents": agents}),
         reward_func=reward_func or StopAt(None, crash),
         **transition,
         **{"formatters": as_messages, "train_dataset": ROWS, "eval_dataset": ROWS[:2]} | arguments,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
+import sys
+
 import pytest
 
 from mlrl.checkpoint import read_checkpoint_metadata
+from mlrl.errors import ConfigError
 from mlrl.parallel.signals import STOPPED, Stopped
+from mlrl.resume import source_fingerprint
 from mlrl.trainers import (
     IACTrainer,
     MAACTrainer,
@@ -18,6 +25,7 @@ from mlrl.trainers import (
     MARLHFTrainer,
     MARLOOTrainer,
 )
+from tests.trainers.loops import reward
 from tests.trainers.resuming import Crash, StopAt, assert_same, crash, make, result, terminate
 
 TRAINERS = {
@@ -31,7 +39,7 @@ TRAINERS = {
 
 PAIRS = {"preference_num_candidates": 3, "max_new_tokens": 4, "eval_interval": 4, "save_steps": 2}
 PREFERENCES = {
-    "madpo": (MADPOTrainer, {"num_train_epochs": 2, "train_batch_size": 2, "lora_dropout": 0.0}),
+    "madpo": (MADPOTrainer, {"num_train_epochs": 2, "train_batch_size": 2, "lora_dropout": 0.2}),
     "madpo_iter": (
         MADPOIterTrainer,
         {
@@ -103,3 +111,86 @@ def test_the_wandb_run_is_the_same_one(tiny_llama, tmp_path):
     assert ids == [told["wandb"]["id"]] * 2
     [other] = (tmp_path / "branch/wandb").glob("offline-run-*")
     assert other.name.rpartition("-")[2] != told["wandb"]["id"]
+
+
+def test_a_starting_adapter_stays_the_reference(tiny_llama, tmp_path):
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "first", num_turns=1, num_train_epochs=1, eval_interval=0).train()
+    settings = {"reference_kl_coef": 0.1, "num_turns": 1, "eval_interval": 0, "save_steps": 1}
+    settings["agents"] = [str(tmp_path / f"first/agents/agent_{agent}") for agent in range(2)]
+    make(MAGRPOTrainer, None, tmp_path, "whole", **settings).train()
+    with pytest.raises(Crash):
+        make(MAGRPOTrainer, None, tmp_path, "stopped", StopAt(6, crash), **settings).train()
+    kept = tmp_path / "stopped/checkpoints/checkpoint-2/agent_1"
+    assert (kept / "reference.safetensors").is_file()
+    make(MAGRPOTrainer, None, tmp_path, "stopped", resume_from_checkpoint="latest", **settings).train()
+    assert_same(result(tmp_path / "whole"), result(tmp_path / "stopped"))
+
+
+def test_a_longer_run_of_pairs_goes_on_in_its_round(tiny_llama, tmp_path):
+    settings = {**PAIRS, "eval_interval": 0, "train_batch_size": 2, "num_train_epochs": 2}
+
+    def run(name, **changes):
+        made = make(MADPOTrainer, tiny_llama, tmp_path, name, base=settings, **changes)
+        made.train()
+        return made.step_number
+
+    steps = run("whole")
+    assert run("short", max_steps=3) == 3
+    assert run("short", max_steps=None, resume_from_checkpoint="latest") == steps
+    assert result(tmp_path / "whole")["metrics"] == result(tmp_path / "short")["metrics"]
+    origin = str(tmp_path / "short/checkpoints" / f"checkpoint-{steps}")
+    assert run("branch", num_train_epochs=3, resume_from_checkpoint=origin) == steps // 2 * 3
+    # the same line once more, as a batch system has it: the branch goes on from its own end
+    assert run("branch", num_train_epochs=4, resume_from_checkpoint=origin) == steps * 2
+    logged = [row["step"] for row in result(tmp_path / "branch")["metrics"]]
+    assert sorted(set(logged)) == list(range(steps + 1, 2 * steps + 1))
+
+
+def test_two_kills_before_the_first_line_of_the_log(tiny_llama, tmp_path):
+    settings = {"logging_steps": 1000, "eval_interval": 0, "save_steps": 1, "completions_steps": 0}
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "whole", **settings).train()
+    for calls in (12, 8, 8):
+        with pytest.raises(Crash):
+            again = {"resume_from_checkpoint": "latest", **settings}
+            make(MAGRPOTrainer, tiny_llama, tmp_path, "run", StopAt(calls, crash), **again).train()
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "run", resume_from_checkpoint="latest", **settings).train()
+    assert_same(result(tmp_path / "whole"), result(tmp_path / "run"))
+
+
+def test_by_arguments_of_train(tiny_llama, tmp_path):
+    settings = {"num_turns": 1, "num_train_epochs": 3, "eval_interval": 0, "logging_steps": 1}
+    kept = tmp_path / "kept"
+    with pytest.raises(Crash):
+        make(MAGRPOTrainer, tiny_llama, tmp_path, "run", StopAt(14, crash), **settings).train(checkpoint_dir=kept)
+    run = make(MAGRPOTrainer, tiny_llama, tmp_path, "run", resume_from_checkpoint="latest", **settings)
+    run.train(checkpoint_dir=kept)
+    assert [row["step"] for row in result(tmp_path / "run")["metrics"]] == list(range(1, 10))
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "by_steps", **settings | {"max_steps": 4}).train()
+    more = make(MAGRPOTrainer, tiny_llama, tmp_path, "by_steps", **settings)
+    more.train(resume_from_checkpoint="latest")
+    assert [row["step"] for row in result(tmp_path / "by_steps")["metrics"]] == list(range(1, 10))
+    with pytest.raises(ConfigError, match="checkpoint_interval=0"):
+        more.train(checkpoint_interval=0)
+
+
+def test_a_fingerprint_is_the_same_in_every_process():
+    def judge(text):
+        return len(text)
+
+    def other(text):
+        return -len(text)
+
+    partial = functools.partial(reward, judge=judge, words=["b", "a"])
+    assert " at 0x" not in str(source_fingerprint(partial))
+    assert source_fingerprint(partial) != source_fingerprint(functools.partial(reward, judge=other, words=["b", "a"]))
+    code = "from mlrl.resume import data_fingerprint as f; print(f([{'x': {'sea', 'town', 'river', 'ship'}}]))"
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert len(prints) == 1 and "1 rows" in prints.pop()
