@@ -62,6 +62,13 @@ class Resume:
     state: dict[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
+    @property
+    def branched_from(self) -> str | None:
+        """The checkpoint of another run with which this one began."""
+        if self.checkpoint is not None and self.run_folder is None:
+            return str(self.checkpoint)
+        return self.state.get("branched_from")
+
 
 def check_resume_request(where: str, output_dir: str, run_name: str | None) -> None:
     """What can be known without looking into checkpoints; `run_name` is the user's own, else None.

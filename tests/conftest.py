@@ -6,6 +6,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.pop("COLUMNS", None)  # the width of the terminal that the tests were started in
 
 import pytest
 

@@ -18,17 +18,17 @@ from mlrl.centralized import actors, make_environment
 from mlrl.checkpoint import Entity, Kept
 from mlrl.config import TrainingConfig
 from mlrl.config_checks import check_field
-from mlrl.config_file import dump_config, masked
+from mlrl.config_file import masked
 from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError, NonFiniteError
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.launch import Launch
 from mlrl.parallel.zero import ZeroEngine
-from mlrl.resume import Resume, take_pairs
+from mlrl.resume import Resume
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
-from mlrl.run_folder import RunFolder, default_run_name, keep_config
+from mlrl.run_folder import RunFolder
 from mlrl.task import Task
 from mlrl.tracking import (
     LoggingInterval,
@@ -51,6 +51,7 @@ from mlrl.trainers.checkpointing import (
 from mlrl.trainers.data import Batch, batches, first_items, total_steps
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
+from mlrl.trainers.run_setup import make_run_folder
 from mlrl.trainers.setup import make_engine, make_mesh, prepare_team, whole_task
 
 
@@ -195,7 +196,7 @@ class Trainer:
         if resume_from_checkpoint is not None or checkpoint_dir is not None:
             self._resume = self._find_resume(where, checkpoint_dir)
         restore(self, self._resume)
-        self.run_folder = self._make_run_folder()
+        self.run_folder = make_run_folder(args, self.algorithm, self.task.name or "task", self.world, self._resume)
         with Console(
             enabled=self.launch.is_main, verbose=is_verbose(self.wandb_config), log_interval=args.logging_steps
         ) as self.console:
@@ -207,7 +208,7 @@ class Trainer:
                 masked(dataclasses.asdict(args)),  # what reaches a tracker has left this machine
                 is_main=self.launch.is_main,
             )
-            schedule = self._checkpoint_schedule(checkpoint_dir, checkpoint_interval)
+            schedule = Schedule.of(args, self.run_folder, checkpoint_dir, checkpoint_interval)
             self.checkpoints = Checkpoints(self, schedule, self._fingerprints(), self._resume)
             try:
                 self.console.header(self._describe())
@@ -293,52 +294,11 @@ class Trainer:
         """Whether `train` may be asked to go on with the run of this name."""
         return (Path(self.args.output_dir) / self.args.run_name / "checkpoints").is_dir()
 
-    def _checkpoint_schedule(self, checkpoint_dir: str | Path | None, interval: int) -> Schedule:
-        limit = self.args.save_total_limit
-        if checkpoint_dir is not None:
-            return Schedule(Path(checkpoint_dir), epochs=interval, limit=limit)
-        steps = self.args.save_steps
-        return Schedule(self.run_folder.checkpoints if steps else None, steps=steps, limit=limit)
-
     def _wandb_settings(self) -> dict[str, Any]:
         identity = self._resume.state.get("wandb") if self._resume.run_folder is not None else None
         return resumed_wandb(identity, self.wandb_config)
 
-    # The run folder --------------------------------------------------------------------------------------------------
-
-    def _make_run_folder(self) -> RunFolder:
-        """One folder for all ranks, made by the first.
-
-        Raises:
-            ConfigError: it cannot be made, or not every rank sees it.
-        """
-        args = self.args
-
-        def create() -> RunFolder:
-            resume = self._resume
-            extra = {"algorithm": self.algorithm, "task": self.task.name or "task", "processes": self.world.size}
-            if resume.checkpoint is not None:
-                extra["resumed_from"] = str(resume.checkpoint)
-                branch = resume.run_folder is None
-                extra["branched_from"] = str(resume.checkpoint) if branch else resume.state.get("branched_from")
-            if resume.run_folder is not None:
-                folder = RunFolder(resume.run_folder)
-                keep_config(folder, resume.state.get("step", 0))
-            else:
-                name = default_run_name(self.algorithm.lower(), self.task.name or "task")
-                folder = RunFolder.create(args.output_dir, args.run_name, name)
-                take_pairs(resume, folder)
-            dump_config(args, args.sources, folder.config, extra)
-            return RunFolder(folder.path.absolute()) if self.world.size > 1 else folder
-
-        folder = self.world.from_first(create)
-        blind = [rank for rank, sees in enumerate(self.world.gather(folder.config.is_file())) if not sees]
-        if blind:
-            raise ConfigError(
-                f"output_dir={args.output_dir!r}: rank {blind[0]} of {self.world.size} does not see {folder.path}, "
-                "which rank 0 has made. Give a folder on a disk that all machines share"
-            )
-        return folder
+    # Steps -----------------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[Batch]:
         """The batches of all steps; the first rank alone reads rows, so that all train on the same."""

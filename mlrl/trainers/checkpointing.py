@@ -55,6 +55,13 @@ class Schedule:
     epochs: int | None = None
     limit: int | None = None
 
+    @classmethod
+    def of(cls, args: Any, run: RunFolder, checkpoint_dir: str | Path | None, interval: int) -> Schedule:
+        """By steps into the run folder, as the settings say, or every `interval` epochs into a folder of its own."""
+        if checkpoint_dir is not None:
+            return cls(Path(checkpoint_dir), epochs=interval, limit=args.save_total_limit)
+        return cls(run.checkpoints if args.save_steps else None, steps=args.save_steps, limit=args.save_total_limit)
+
     def due(self, step: int, epoch_ends: int | None) -> bool:
         """Whether one falls due after this step, which ends epoch `epoch_ends` if any."""
         if self.steps is not None:
@@ -73,7 +80,7 @@ class Checkpoints:
     """
 
     def __init__(self, trainer: Trainer, schedule: Schedule, fingerprints: dict[str, Any], resume: Resume):
-        self.trainer, self.schedule, self.fingerprints = trainer, schedule, fingerprints
+        self.trainer, self.schedule, self.fingerprints, self.resume = trainer, schedule, fingerprints, resume
         self.place = Place(**resume.state["place"]) if resume.state else Place()
         self.requests = StopRequests(trainer.world, says=trainer.launch.is_main)
         self.seconds: float | None = None  # that the latest one took
@@ -132,6 +139,7 @@ class Checkpoints:
             "trainer": trainer.algorithm,
             "env_step": trainer.env_step,
             "epoch": trainer.epoch,
+            "branched_from": self.resume.branched_from,
             "run_folder": str(trainer.run_folder.path.absolute()),
             "config": config_record(trainer.args),
             "fingerprints": self.fingerprints,

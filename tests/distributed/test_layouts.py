@@ -118,19 +118,15 @@ def layout(kind: str, zero: int = 0, offload: bool = False, **args) -> dict:
 
 FAST = {
     2: [
-        *(layout("lora", zero) for zero in (0, 1, 2, 3)),
+        *(layout("lora", zero) for zero in (0, 2, 3)),
         layout("lora", 3, **SPLIT),
         layout("full", 3),
-        layout("clip", 3),
         layout("cross", 0, **SPLIT),
         layout("madpo", 2, **SPLIT),
-        layout("marlhf", 3),
         layout("poisoned_full", 2),
         layout("iac", 2, **SPLIT),
-        layout("maac", 0),
         layout("maac", 3, critic_ranks=1),
         layout("iac_on_actor_full", 3),
-        layout("maac_other", 2),
     ],
     4: [
         layout("lora", 3, **SPLIT),
@@ -195,15 +191,22 @@ def every_layout(processes: int) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Models, and what every kind of run did in one process."""
+    """Models, and what the kinds of runs of the fast suite did in one process."""
     folder = tmp_path_factory.mktemp("layouts")
     for seed, kind in enumerate(("llama", "qwen2", "llama_bos")):
         save_tiny(folder / kind, kind, seed)
-    run(folder, [{**base, "name": kind} for kind, base in KINDS.items()], processes=1)
-    for kind in KINDS:
+    run_alone(folder, [one["kind"] for layouts in (*FAST.values(), RESUMED[2]) for one in layouts])
+    return folder
+
+
+def run_alone(folder, kinds: list[str]) -> None:
+    """These kinds of runs in one process, as far as that was not done before."""
+    absent = [kind for kind in KINDS if kind in kinds and not (folder / "1" / f"{kind}.json").exists()]
+    if absent:
+        run(folder, [{**KINDS[kind], "name": kind} for kind in absent], processes=1)
+    for kind in absent:
         for change in changes(folder / "1", kind, kind):
             assert change.norm() > 1e-3, "weights that hardly move would hide a wrong update"
-    return folder
 
 
 def run(folder, layouts: list[dict], processes: int) -> None:
@@ -257,7 +260,8 @@ def assert_same(folder, processes: int, one: dict) -> None:
     for row, right in zip(found["metrics"], expected["metrics"], strict=True):
         assert row.keys() == right.keys(), name
         for metric, value in right.items():
-            near = None if value is None else pytest.approx(value, rel=1e-4, abs=1e-4)  # None: NaN
+            rel = 5e-4 if metric.endswith("grad_norm") else 1e-4  # norms are the roughest of sums
+            near = None if value is None else pytest.approx(value, rel=rel, abs=1e-4)  # None: NaN
             assert row[metric] == near, f"{name}: {metric}"
     assert found["parameters"][0] == expected["parameters"][0], name  # those trained; a split base is there twice
     for agent, (change, right) in enumerate(zip(changes(here, name, kind), changes(alone, kind, kind), strict=True)):
@@ -304,6 +308,7 @@ def test_a_run_goes_on_under_another_layout(folder, processes):
 @pytest.mark.parametrize("processes", [2, 4])
 def test_every_layout_agrees_with_one_process(folder, processes):
     layouts = [one for one in every_layout(processes) if one not in FAST[processes]]
+    run_alone(folder, [one["kind"] for one in layouts])
     run(folder, layouts, processes)
     for one in layouts:
         assert_same(folder, processes, one)

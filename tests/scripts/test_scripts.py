@@ -148,8 +148,8 @@ def test_full_tuning_as_launched_says_nothing_but_its_own_lines(tiny_llama):
     words = ["--agent_model", tiny_llama, "--tuning", "full", "--run_name", "mine", *SMALL.split()]
     done = start(*launch, "--cpu", "--num_processes", "1", str(ROOT / "train/magrpo.py"), *words)
     assert (done.returncode, done.stderr) == (0, "")
-    own = r"(algorithm|task|agents|trained|device|steps|run folder|peak memory|metrics|evaluation reward) +\S.*"
-    lines = rf"{own}|evaluation at step \d|  eval/\S+ +\S.*|step \d/\d \|.*|finished"
+    own = "algorithm|task|agents|trained|device|rollouts|steps|run folder|peak memory|metrics|evaluation reward"
+    lines = rf"({own}) +\S.*|evaluation at step \d|  eval/\S+ +\S.*|step \d/\d \|.*|finished"
     strangers = [line for line in done.stdout.splitlines() if not re.fullmatch(lines, line)]
     assert strangers == []
     assert Path("runs/mine/agents/agent_1/model.safetensors").is_file()
