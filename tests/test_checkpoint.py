@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from mlrl import checkpoint as module
-from mlrl.checkpoint import CheckpointError, Entity, damage, load_entity, read_checkpoint_metadata, write_checkpoint
+from mlrl.checkpoint import Entity, damage, load_entity, read_checkpoint_metadata
+from mlrl.checkpoint_writing import CheckpointError, write_checkpoint
 from mlrl.errors import ConfigError
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.group import Group

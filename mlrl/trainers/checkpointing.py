@@ -13,7 +13,8 @@ from torch import nn
 
 import mlrl
 from mlrl.agents import Agent
-from mlrl.checkpoint import CheckpointError, Entity, load_entity, load_kept, write_checkpoint
+from mlrl.checkpoint import Entity, load_entity, load_kept
+from mlrl.checkpoint_writing import CheckpointError, write_checkpoint
 from mlrl.config_file import masked
 from mlrl.critics import Critic
 from mlrl.errors import ConfigError
