@@ -35,12 +35,14 @@ def write_checkpoint(
     world: Group,
     limit: int | None = None,
     kept: Sequence[Kept] = (),
+    beside: Sequence[Path] = (),
 ) -> Path:
     """Writes `folder/checkpoint-<step>` and removes all but the newest `limit` (None: keeps all). All ranks call it.
 
     Args:
         state: what JSON can hold; `step` and the manifest are added.
         entities, kept: those that live on this rank.
+        beside: files elsewhere whose length `state` tells; they reach the disk before it does.
 
     Raises:
         CheckpointError: on every rank, where one of them could not write. What was there before still is.
@@ -49,6 +51,8 @@ def write_checkpoint(
     writing = folder / f"{WRITING}{final.name}"
 
     def finish() -> None:
+        for path in beside:
+            _flush(path)
         _write_state(writing / STATE, {"format": FORMAT, **state, "step": step, "files": manifest})
         for place in sorted({path.parent for path in writing.rglob("*")} | {writing}):
             _flush(place)
