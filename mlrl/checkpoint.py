@@ -1,31 +1,28 @@
-"""Checkpoints: folders `checkpoint-N` that are complete or absent, whatever instant a run is killed at.
+"""Checkpoints on disk: folders `checkpoint-N` that are complete or absent, what they hold, and how they are read.
 
-A checkpoint is written into a folder of another name, every file flushed to the disk, and renamed last. It holds, in
-plain JSON and safetensors (nothing is unpickled):
+A checkpoint holds, in plain JSON and safetensors (nothing is unpickled):
 
     state.json            counters, place in the data, settings, fingerprints, and size and checksum of every other file
     agent_i/master.safetensors, step …, exp_avg …, exp_avg_sq …      weights in float32 and AdamW's state, by name
     agent_i/reference.safetensors                                    a starting adapter that is the reference policy
 
 Weights in another type are the float32 ones rounded. Nothing in it depends on the number of ranks, on the placement or
-on ZeRO's stage, so a run may go on under another layout.
+on ZeRO's stage, so a run may go on under another layout. `mlrl.checkpoint_writing` writes them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlrl.errors import ConfigError, StorageError
+from mlrl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +32,10 @@ if TYPE_CHECKING:
     from mlrl.parallel.zero import ZeroEngine
 
 FORMAT = 1
-_STATE = "state.json"
-_WRITING = ".writing-"
+STATE = "state.json"
+# What a folder's name begins with while it is being written, makes way for another or goes away.
+WRITING = ".writing-"
 _NAME = re.compile(r"checkpoint-(\d+)")
-
-
-class CheckpointError(StorageError):
-    """A checkpoint could not be written; earlier ones are as they were."""
 
 
 @dataclass(frozen=True)
@@ -74,197 +68,10 @@ class Kept:
     put: Callable[[dict[str, torch.Tensor]], None]
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
-
-
-def write_checkpoint(
-    folder: Path,
-    step: int,
-    state: dict[str, Any],
-    entities: Sequence[Entity],
-    world: Group,
-    limit: int | None = None,
-    kept: Sequence[Kept] = (),
-) -> Path:
-    """Writes `folder/checkpoint-<step>` and removes all but the newest `limit` (None: keeps all). All ranks call it.
-
-    Args:
-        state: what JSON can hold; `step` and the manifest are added.
-        entities, kept: those that live on this rank.
-
-    Raises:
-        CheckpointError: on every rank, where one of them could not write. What was there before still is.
-    """
-    final = folder / f"checkpoint-{step}"
-    writing = folder / f"{_WRITING}{final.name}"
-
-    def finish() -> None:
-        _write_state(writing / _STATE, {"format": FORMAT, **state, "step": step, "files": manifest})
-        for place in sorted({path.parent for path in writing.rglob("*")} | {writing}):
-            _flush(place)
-        _put(writing, final)
-
-    def tidy() -> None:
-        write_latest(folder, final.name)
-        prune(folder, step, limit)
-
-    together = functools.partial(_together, world, f"no checkpoint in {folder}", writing)
-    together(lambda: _empty_folder(writing) if world.is_first else None)
-    written = together(lambda: _write_entities(writing, entities, kept))
-    manifest = {name: facts for part in written for name, facts in part.items()}
-    together(lambda: finish() if world.is_first else None)
-    message = f"{final} is whole, but what is beside it could not be put in order"
-    _together(world, message, None, lambda: tidy() if world.is_first else None)
-    return final
-
-
-def _together(world: Group, message: str, writing: Path | None, act: Callable[[], Any]) -> list[Any]:
-    """Every rank acts, then all learn whether one failed; `writing` is removed then."""
-    from safetensors import SafetensorError
-
-    result, problem = None, None
-    try:
-        result = act()
-    except (OSError, SafetensorError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    outcomes = world.gather((result, problem))
-    problems = [text for _, text in outcomes if text is not None]
-    if problems:
-        if world.is_first and writing is not None:
-            shutil.rmtree(writing, ignore_errors=True)
-        raise CheckpointError(f"{message}: {problems[0]}")
-    return [result for result, _ in outcomes]
-
-
-def _empty_folder(folder: Path) -> None:
-    for stale in folder.parent.glob(f"{_WRITING}*") if folder.parent.is_dir() else []:
-        if stale.is_dir():
-            shutil.rmtree(stale)
-        else:
-            stale.unlink()
-    folder.mkdir(parents=True)
-
-
-def _write_entities(folder: Path, entities: Sequence[Entity], kept: Sequence[Kept]) -> dict[str, list[int]]:
-    """Files of this rank: the first of an entity's writes, the others take part in putting it together."""
-    from mlrl.parallel.engine import STATE_KINDS
-
-    manifest: dict[str, list[int]] = {}
-    problem: Exception | None = None
-    for entity in entities:
-        writes = entity.engine.group.is_first
-        for kind in STATE_KINDS:
-            tensors = {}
-            for name, tensor in zip(entity.names, entity.engine.state(kind), strict=True):
-                if writes:
-                    tensors[name] = tensor.detach().cpu()
-            if writes and problem is None:
-                try:
-                    _write_tensors(folder, f"{entity.name}/{kind}.safetensors", tensors, manifest)
-                except Exception as error:  # the other ranks still need this one for what follows
-                    problem = error
-        for file, frozen in entity.frozen.items():
-            if writes and problem is None:
-                try:
-                    copies = {name: tensor.detach().cpu() for name, tensor in frozen.items()}
-                    _write_tensors(folder, f"{entity.name}/{file}.safetensors", copies, manifest)
-                except Exception as error:  # as above
-                    problem = error
-    for one in kept:
-        tensors = one.get()
-        if tensors and one.group.is_first and problem is None:
-            try:
-                _write_tensors(folder, f"{one.file}.safetensors", tensors, manifest)
-            except Exception as error:  # as above
-                problem = error
-    if problem is not None:
-        raise problem
-    return manifest
-
-
-def _write_tensors(folder: Path, name: str, tensors: dict[str, torch.Tensor], manifest: dict[str, list[int]]) -> None:
-    from safetensors.torch import save_file
-
-    path = folder / name
-    path.parent.mkdir(exist_ok=True)
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
-    _flush(path)
-    manifest[name] = [path.stat().st_size, _checksum(path)]
-
-
-def _write_state(path: Path, state: dict[str, Any]) -> None:
-    body = json.dumps(state, indent=1)
-    with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({"checksum": zlib.crc32(body.encode())}) + "\n" + body + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _put(writing: Path, final: Path) -> None:
-    """Gives the finished folder its name; one that has it already, from a run that was cut back, makes way."""
-    old = final.parent / f"{_WRITING}old-{final.name}"
-    if final.exists():
-        os.rename(final, old)
-    try:
-        os.rename(writing, final)
-    except OSError:
-        if old.exists():
-            os.rename(old, final)
-        raise
-    _flush(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def write_latest(folder: Path, name: str) -> None:
-    """Points `latest` to a checkpoint."""
-    temporary = folder / f"{_WRITING}latest"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(f"{name}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / "latest")
-    _flush(folder)
-
-
-def prune(folder: Path, step: int, limit: int | None) -> None:
-    """Removes all checkpoints up to a step but the newest `limit` of them (None: removes none)."""
-    before = [checkpoint for checkpoint in checkpoints_in(folder) if step_of(checkpoint) <= step]
-    for old in before[limit:] if limit is not None else []:
-        remove(old)
-
-
-def remove(checkpoint: Path) -> None:
-    """Removes a checkpoint, so that no half of it is ever seen under its name."""
-    gone = checkpoint.parent / f"{_WRITING}gone-{checkpoint.name}"
-    shutil.rmtree(gone, ignore_errors=True)
-    os.rename(checkpoint, gone)
-    shutil.rmtree(gone)
-
-
-def _flush(path: Path) -> None:
-    """What was written to a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            value = zlib.crc32(block, value)
-    return value
-
-
-# Reading --------------------------------------------------------------------------------------------------------------
-
-
 def recover(folder: Path) -> None:
     """Gives a checkpoint its name back that made way for another, where the run was killed between the two."""
-    for old in folder.glob(f"{_WRITING}old-*") if folder.is_dir() else ():
-        final = folder / old.name.removeprefix(f"{_WRITING}old-")
+    for old in folder.glob(f"{WRITING}old-*") if folder.is_dir() else ():
+        final = folder / old.name.removeprefix(f"{WRITING}old-")
         if not final.exists():
             os.rename(old, final)
 
@@ -301,18 +108,18 @@ def read_checkpoint_metadata(directory: str | Path) -> dict[str, Any]:
 
 def _read_state(checkpoint: Path) -> tuple[str | None, dict[str, Any]]:
     try:
-        head, _, body = (checkpoint / _STATE).read_text(encoding="utf-8").partition("\n")
+        head, _, body = (checkpoint / STATE).read_text(encoding="utf-8").partition("\n")
         body = body.removesuffix("\n")
         if json.loads(head)["checksum"] != zlib.crc32(body.encode()):
-            return f"{_STATE} is damaged (its checksum is another)", {}
+            return f"{STATE} is damaged (its checksum is another)", {}
         state = json.loads(body)
         if state["format"] != FORMAT:
             return f"has format {state['format']}, and this version of mlrl reads {FORMAT}", {}
         return None, state
     except FileNotFoundError:
-        return f"holds no {_STATE}", {}
+        return f"holds no {STATE}", {}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{_STATE} cannot be read ({type(error).__name__}: {error})", {}
+        return f"{STATE} cannot be read ({type(error).__name__}: {error})", {}
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -325,7 +132,7 @@ def damage(checkpoint: Path) -> str | None:
         try:
             if path.stat().st_size != size:
                 return f"{name} has {path.stat().st_size} bytes of {size}"
-            if _checksum(path) != checksum:
+            if checksum_of(path) != checksum:
                 return f"{name} is damaged (its checksum is another)"
         except OSError as error:
             return f"{name} cannot be read ({error})"
@@ -334,7 +141,7 @@ def damage(checkpoint: Path) -> str | None:
 
 def is_half_written(checkpoint: Path) -> bool:
     """Whether a folder never became a checkpoint: it lacks what is written last."""
-    return not (checkpoint / _STATE).exists()
+    return not (checkpoint / STATE).exists()
 
 
 def load_entity(checkpoint: Path, entity: Entity) -> None:
@@ -391,3 +198,12 @@ def _check_names(checkpoint: Path, entity: str, wanted: dict[str, Any], file: An
                 f"resume_from_checkpoint={str(checkpoint)!r}: {entity} has a weight {name} of {shape}, and the "
                 f"checkpoint {holds}. Resume with the same model and adapter shape"
             )
+
+
+def checksum_of(path: Path) -> int:
+    """CRC-32 of a file."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return value

@@ -34,7 +34,8 @@ from mlrl.config_checks import check_field, check_names, setting_types, suggesti
 from mlrl.config_file import MASK, dump_config, read_config
 from mlrl.config_help import field_defaults, format_help
 from mlrl.config_models import TuningArguments
-from mlrl.config_rules import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, check_run_folder, count_agents
+from mlrl.config_rules import check_run_folder
+from mlrl.config_team import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, count_agents
 from mlrl.errors import ConfigError
 from mlrl.flags import read_flags
 from mlrl.resume import check_resume_request

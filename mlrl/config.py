@@ -22,6 +22,7 @@ from mlrl.config_critics import (
 from mlrl.config_models import AgentArguments, ModelArguments
 from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
 from mlrl.config_rollout import RewardArguments, RolloutArguments, SamplingArguments, check_rewards
+from mlrl.config_team import check_agents_dir
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -297,7 +298,7 @@ class EvaluationConfig(ModelArguments, SamplingArguments, RewardArguments, Evalu
     def check(self, num_agents: int | None = None) -> list[str]:
         check_fields(self)
         rules.check_models(self)
-        rules.check_agents_dir(self)
+        check_agents_dir(self)
         rules.check_team(self, num_agents)
         check_rewards(self)
         rules.check_output(self.output)

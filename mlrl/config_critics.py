@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlrl.config_rules import DEFAULT_LEARNING_RATE, agreed
+from mlrl.config_team import DEFAULT_LEARNING_RATE, agreed
 from mlrl.errors import ConfigError
 
 # A Q critic that has learned nothing yet would lead the actor anywhere; V is a baseline from its first value on.

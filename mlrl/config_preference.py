@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mlrl.config_rules import DEFAULT_LEARNING_RATE, is_local_path
+from mlrl.config_rules import is_local_path
+from mlrl.config_team import DEFAULT_LEARNING_RATE
 from mlrl.errors import ConfigError
 from mlrl.remote_formats import NEEDS_MODEL, check_no_secrets, check_url
 

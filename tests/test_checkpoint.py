@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from mlrl import checkpoint as module
-from mlrl.checkpoint import CheckpointError, Entity, damage, load_entity, read_checkpoint_metadata, write_checkpoint
+from mlrl.checkpoint import Entity, damage, load_entity, read_checkpoint_metadata
+from mlrl.checkpoint_writing import CheckpointError, write_checkpoint
 from mlrl.errors import ConfigError
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.group import Group
@@ -224,3 +225,18 @@ def test_nothing_in_it_is_unpickled(tmp_path):
     assert kinds == {".safetensors", ".json"}
     body = (tmp_path / "checkpoint-1" / "state.json").read_text().partition("\n")[2]
     assert json.loads(body)["format"] == module.FORMAT
+
+
+def test_what_the_state_tells_of_other_files_reaches_the_disk_first(tmp_path, monkeypatch):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("{}\n")
+    flushed, fsync = [], os.fsync
+
+    def recording(descriptor):
+        flushed.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    write_checkpoint(tmp_path, 1, STATE, [entity(0)], Group.alone(), beside=[metrics])
+    state = next(place for place, path in enumerate(flushed) if path.endswith("state.json"))
+    assert str(metrics.resolve()) in flushed[:state]

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from mlrl import config_rules
+from mlrl import config_rules, config_team
 from mlrl.config import (
     EvaluationConfig,
     MAGRPOConfig,
@@ -347,12 +347,12 @@ def test_configs_copy_and_pickle():
 
 
 def test_team_models():
-    assert config_rules.team_models(MAGRPOConfig(), agent_model="m") == ["m", "m"]
-    assert config_rules.team_models(MAGRPOConfig(agent_model="m"), num_agents=3) == ["m"] * 3
-    assert config_rules.team_models(MAGRPOConfig(agents=["a", "b", "c"])) == ["a", "b", "c"]
+    assert config_team.team_models(MAGRPOConfig(), agent_model="m") == ["m", "m"]
+    assert config_team.team_models(MAGRPOConfig(agent_model="m"), num_agents=3) == ["m"] * 3
+    assert config_team.team_models(MAGRPOConfig(agents=["a", "b", "c"])) == ["a", "b", "c"]
     model = object()
-    assert config_rules.team_models(MAGRPOConfig(), agents=[model, "b"]) == [model, "b"]
-    assert config_rules.team_models(MAGRPOConfig(agent_model="m", num_agents=1), agent_model="m", num_agents=1) == ["m"]
+    assert config_team.team_models(MAGRPOConfig(), agents=[model, "b"]) == [model, "b"]
+    assert config_team.team_models(MAGRPOConfig(agent_model="m", num_agents=1), agent_model="m", num_agents=1) == ["m"]
 
 
 @pytest.mark.parametrize(
@@ -372,15 +372,15 @@ def test_team_models():
 )
 def test_team_models_disagree(config, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        config_rules.team_models(MAGRPOConfig(**config), **arguments)
+        config_team.team_models(MAGRPOConfig(**config), **arguments)
 
 
 def test_agent_learning_rates():
-    assert config_rules.agent_learning_rates(MAGRPOConfig(), 2) == [1e-4, 1e-4]
-    assert config_rules.agent_learning_rates(MAGRPOConfig(tuning="full"), 3) == [1e-5] * 3
-    assert config_rules.agent_learning_rates(MAGRPOConfig(agent_learning_rate=[1e-3, 0.0]), 2) == [1e-3, 0.0]
+    assert config_team.agent_learning_rates(MAGRPOConfig(), 2) == [1e-4, 1e-4]
+    assert config_team.agent_learning_rates(MAGRPOConfig(tuning="full"), 3) == [1e-5] * 3
+    assert config_team.agent_learning_rates(MAGRPOConfig(agent_learning_rate=[1e-3, 0.0]), 2) == [1e-3, 0.0]
     with pytest.raises(ConfigError, match="has 2 values for 3 agents"):
-        config_rules.agent_learning_rates(MAGRPOConfig(agent_learning_rate=[1e-3, 0.0]), 3)
+        config_team.agent_learning_rates(MAGRPOConfig(agent_learning_rate=[1e-3, 0.0]), 3)
 
 
 def test_evaluation_config(tmp_path):

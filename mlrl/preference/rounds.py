@@ -46,6 +46,8 @@ def write_round(folder: str | Path, number: int, pairs: Iterable[PreferencePair]
             for pair in pairs:
                 file.write(json.dumps(to_record(pair), ensure_ascii=False, allow_nan=False) + "\n")
                 count += 1
+            file.flush()
+            os.fsync(file.fileno())  # checkpoints lean on it
         os.replace(unfinished, path)
     return Round(path, number, count)
 

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from mlrl.agents import Agent
@@ -19,7 +18,8 @@ from mlrl.checkpoint import Entity, Kept
 from mlrl.config import TrainingConfig
 from mlrl.config_checks import check_field
 from mlrl.config_file import masked
-from mlrl.config_rules import agent_learning_rates, check_run_folder, team_models
+from mlrl.config_rules import check_run_folder
+from mlrl.config_team import agent_learning_rates, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError, NonFiniteError
 from mlrl.parallel.engine import Engine, OptimizerSettings
@@ -48,9 +48,11 @@ from mlrl.trainers.checkpointing import (
     resolve_resume,
     restore,
 )
-from mlrl.trainers.data import Batch, batches, first_items, total_steps
+from mlrl.trainers.data import Batch, batches, first_items
+from mlrl.trainers.describe import describe_run, peak_memory_gb
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
+from mlrl.trainers.run_length import run_items, run_steps, run_updates
 from mlrl.trainers.run_setup import make_run_folder
 from mlrl.trainers.setup import make_engine, make_mesh, prepare_team, whole_task
 
@@ -228,10 +230,7 @@ class Trainer:
 
     def _run_steps(self) -> None:
         """All steps, with the evaluations and log lines between them."""
-        dataset = self.task.train_dataset
-        length = len(dataset) if hasattr(dataset, "__len__") else None
-        items = None if length is None else min(length * self.args.num_train_epochs, self._most_items())
-        self.console.start(self.total_steps, items, self.step_number)
+        self.console.start(self.total_steps, run_items(self.task.train_dataset, self.args), self.step_number)
         for batch in self._batches():
             if self.args.eval_interval and (batch.first or self._crossed(batch)):
                 self._evaluate_and_log()
@@ -434,20 +433,7 @@ class Trainer:
     # Set-up ----------------------------------------------------------------------------------------------------------
 
     def _total_steps(self) -> int | None:
-        args = self.args
-        if self.task.train_dataset is None:
-            return 0
-        total = total_steps(self.task.train_dataset, args.rollout_batch_size, args.num_train_epochs, args.max_steps)
-        if total is None and args.lr_scheduler != "constant":
-            raise ConfigError(
-                f"lr_scheduler={args.lr_scheduler!r}: needs the number of steps, and the train set does not tell its "
-                "length. Set max_steps, or use constant"
-            )
-        return total
-
-    def _most_items(self) -> int:
-        args = self.args
-        return args.max_steps * args.rollout_batch_size if args.max_steps is not None else 10**18
+        return run_steps(self.task.train_dataset, self.args)
 
     def _make_engine(self, agents: Sequence[Agent], learning_rate: float) -> Engine | ZeroEngine:
         """The optimization of the weights that these agents train."""
@@ -462,47 +448,16 @@ class Trainer:
             max_grad_norm=args.max_grad_norm,
             scheduler=args.lr_scheduler,
             warmup_steps=args.warmup_steps,
-            total_updates=self._total_updates(),
+            total_updates=run_updates(self.task.train_dataset, args, self.total_steps, self._updates_per_step),
         )
-
-    def _total_updates(self) -> int:
-        """Optimizer updates of the run, by which schedules end; 0 while unknown."""
-        if self.total_steps is None or self.task.train_dataset is None:
-            return 0
-        dataset, size = self.task.train_dataset, self.args.rollout_batch_size
-        total, rest = self.total_steps * self._updates_per_step(size), 0
-        if hasattr(dataset, "__len__"):
-            rest = len(dataset) % size
-        if rest:  # the last step of an epoch has fewer items
-            epochs = self.total_steps // -(-len(dataset) // size)
-            total -= epochs * (self._updates_per_step(size) - self._updates_per_step(rest))
-        return total
 
     def _updates_per_step(self, items: int) -> int:
         """Optimizer updates of a step with so many items and full trees."""
         return 1
 
     def _describe(self) -> dict[str, Any]:
-        trained, every = self.team.num_parameters()
-        names = list(dict.fromkeys(agent.source.name for agent in self.team.agents))
-        dtype = str(self.dtype).removeprefix("torch.")
-        steps = "until the data ends" if self.total_steps is None else f"{self.total_steps:,}"
-        return {
-            "algorithm": self.algorithm,
-            "task": self.task.name or "task",
-            "agents": f"{self.num_agents} × {', '.join(names)}",
-            "trained": f"{trained:,} of {every:,} parameters ({self.args.tuning}, {dtype})",
-            "device": self._describe_devices(),
-            "steps": steps,
-            "run folder": self.run_folder.path,
-        }
-
-    def _describe_devices(self) -> str:
-        device = f"{self.launch.device.type}, {torch.get_num_threads()} threads"
-        if self.world.size == 1:
-            return device
-        sharding = f", ZeRO-{self.launch.zero_stage}" if self.launch.zero_stage else ""
-        return f"{self.world.size} ranks ({device}), {self.args.placement}{sharding}"
+        """The header of a run, line by line."""
+        return describe_run(self)
 
     def _summary(self) -> dict[str, Any]:
         peak = max(self.world.gather(peak_memory_gb(self.launch.device)))
@@ -512,12 +467,3 @@ class Trainer:
 def _wandb_settings(args: TrainingConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
     flags = {"project": args.wandb_project, "entity": args.wandb_entity, "tags": args.wandb_tags, "dir": args.wandb_dir}
     return check_wandb_config(wandb_config, **flags)
-
-
-def peak_memory_gb(device: torch.device) -> float:
-    """Most memory used so far, in GB: of the GPU, or of this process where there is none."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

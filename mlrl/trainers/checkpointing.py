@@ -13,7 +13,8 @@ from torch import nn
 
 import mlrl
 from mlrl.agents import Agent
-from mlrl.checkpoint import CheckpointError, Entity, load_entity, load_kept, write_checkpoint
+from mlrl.checkpoint import Entity, load_entity, load_kept
+from mlrl.checkpoint_writing import CheckpointError, write_checkpoint
 from mlrl.config_file import masked
 from mlrl.critics import Critic
 from mlrl.errors import ConfigError
@@ -84,6 +85,7 @@ class Checkpoints:
         self.place = Place(**resume.state["place"]) if resume.state else Place()
         self.requests = StopRequests(trainer.world, says=trainer.launch.is_main)
         self.seconds: float | None = None  # that the latest one took
+        self._sizes: dict[str, int] = {}  # of the run's files as the latest one tells them
         origin = resume.checkpoint.resolve().parent if resume.checkpoint is not None else None
         is_here = origin is not None and schedule.folder is not None and origin == schedule.folder.resolve()
         self._written: int | None = resume.state["step"] if is_here else None
@@ -134,6 +136,8 @@ class Checkpoints:
         trainer = self.trainer
         started = time.perf_counter()
         trainer.console.phase("checkpoint")
+        sizes = file_sizes(trainer.run_folder)
+        grown = [trainer.run_folder.path / name for name, size in sizes.items() if size != self._sizes.get(name)]
         state = {
             "version": mlrl.__version__,
             "trainer": trainer.algorithm,
@@ -143,7 +147,7 @@ class Checkpoints:
             "run_folder": str(trainer.run_folder.path.absolute()),
             "config": config_record(trainer.args),
             "fingerprints": self.fingerprints,
-            "sizes": file_sizes(trainer.run_folder),
+            "sizes": sizes,
             "wandb": trainer.tracking.wandb_identity(),
             "place": dataclasses.asdict(self.place),
             "updates": _updates(trainer.entities(), trainer.world),
@@ -159,11 +163,12 @@ class Checkpoints:
                 trainer.world,
                 self.schedule.limit,
                 trainer.kept(),
+                grown,
             )
         except CheckpointError as error:
             trainer.console.warn(f"{error}. Training goes on; earlier checkpoints are as they were")
             return
-        self._written, self.seconds = trainer.step_number, time.perf_counter() - started
+        self._written, self._sizes, self.seconds = trainer.step_number, sizes, time.perf_counter() - started
 
 
 def weight_names(parameters: Sequence[nn.Parameter], modules: dict[str, nn.Module]) -> list[str]:

@@ -99,14 +99,6 @@ def _rows_from(dataset: Iterable[dict], position: int) -> Iterable[dict]:
     return itertools.islice(iter(dataset), position, None)
 
 
-def total_steps(dataset: Iterable[dict], batch_size: int, num_epochs: int, max_steps: int | None) -> int | None:
-    """Steps of a run; None where the data set does not tell its length and nothing else bounds the run."""
-    if not hasattr(dataset, "__len__"):
-        return max_steps
-    steps = num_epochs * -(-len(dataset) // batch_size)
-    return steps if max_steps is None else min(steps, max_steps)
-
-
 def first_items(dataset: Iterable[dict], count: int | None) -> list[tuple[int, dict]]:
     """The first `count` items (None: all) of an evaluation set, numbered from 0.
 

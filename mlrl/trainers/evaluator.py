@@ -13,7 +13,7 @@ import yaml
 
 from mlrl.centralized import actors, make_environment
 from mlrl.config import EvaluationConfig
-from mlrl.config_rules import DEFAULT_NUM_AGENTS, count_agents, team_models
+from mlrl.config_team import DEFAULT_NUM_AGENTS, count_agents, team_models
 from mlrl.errors import ConfigError
 from mlrl.parallel.launch import Launch
 from mlrl.rollout.tree import Node, RolloutTree

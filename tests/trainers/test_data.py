@@ -4,7 +4,8 @@ import pytest
 from datasets import Dataset
 
 from mlrl.errors import ConfigError
-from mlrl.trainers.data import batches, first_items, total_steps
+from mlrl.trainers.data import batches, first_items
+from mlrl.trainers.run_length import total_steps
 
 ROWS = [{"prompt": str(number)} for number in range(5)]
 KINDS = {
