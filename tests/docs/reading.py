@@ -7,8 +7,9 @@ import importlib.util
 import io
 import re
 import runpy
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 from tests.docs.blocks import ROOT, Command
 

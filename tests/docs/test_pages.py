@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from mlrl.config import field_names
+from mlrl.errors import ConfigError
 from tests.docs.blocks import PAGES, ROOT, Block, blocks_of
 from tests.docs.following import Follower
 from tests.docs.reading import Training, Unreadable
 from tests.tiny import tiny_model, tiny_tokenizer
 
-READ_ONLY = ("train/README.md", "mlrl/tasks/README.md")  # by the fast tests: a run of each algorithm and task
+# By the fast tests, since others run each algorithm, task and tracker, and these pages take a minute or more.
+READ_ONLY = ("mlrl/docs/preferences.md", "mlrl/docs/tracking.md", "mlrl/tasks/README.md", "train/README.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -48,7 +50,7 @@ def test_a_page_can_be_followed(follower, name):
 @pytest.mark.parametrize("name", READ_ONLY)
 def test_every_command_of_a_long_page_runs(follower, name):
     follower.follow(blocks_of(ROOT / name), run=True)
-    assert len(follower.executed) > 10
+    assert len(follower.executed) > 3
 
 
 def page_of(text: str, language: str = "bash") -> list[Block]:
@@ -76,12 +78,14 @@ def page_of(text: str, language: str = "bash") -> list[Block]:
     ],
 )
 def test_a_block_that_is_wrong_or_unknown_is_found(follower, language, text):
-    with pytest.raises((AssertionError, Unreadable, ImportError, Exception)):
+    with pytest.raises((AssertionError, Unreadable, ImportError, ConfigError)):
         follower.follow(page_of(text, language), run=True)
 
 
 def test_what_is_run_is_a_step_of_what_the_page_says(follower, long_tiny):
-    follower.follow(page_of("./launch.sh train/marloo.py --num_agents 3 --agent_model some/model --run_name a  # b\n"), True)
+    follower.follow(
+        page_of("./launch.sh train/marloo.py --num_agents 3 --agent_model some/model --run_name a  # b\n"), True
+    )
     (ran,) = follower.executed
     assert ran.startswith("marloo.py --num_agents 3 --agent_model some/model --run_name a --max_new_tokens 6")
     assert ran.endswith(f"--agent_model {long_tiny}")
@@ -91,8 +95,7 @@ def test_what_is_run_is_a_step_of_what_the_page_says(follower, long_tiny):
 # ---------------------------------------------------------------------------------------------------------- the text
 def settings() -> set[str]:
     """Names of all flags of the scripts."""
-    scripts = [path for path in (ROOT / "train").glob("*.py")]
-    commands = [Training.of_script(path) for path in scripts]
+    commands = [Training.of_script(path) for path in (ROOT / "train").glob("*.py")]
     return {name for training in commands for name in field_names(training.arguments)}
 
 
