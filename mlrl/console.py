@@ -107,7 +107,7 @@ class Console:
         """
         self._step, self._items, self._env_step = step, items, env_step
         self._reward = None if reward is None else float(reward)
-        self._stats = [f"{_number(tokens_per_s)} sampled tokens/s"]
+        self._stats = [f"{_rate(tokens_per_s)} sampled tokens/s"]
         self._stats += [f"{name} {_number(value)}" for name, value in (extra or {}).items()]
         if self.enabled and self.verbose and self.plain:
             if self._reward is not None:
@@ -246,6 +246,10 @@ def _number(value: Any) -> str:
     if value != 0 and not 1e-3 <= abs(value) < 1e6:
         return f"{value:.2e}"
     return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def _rate(value: float | None) -> str:
+    return f"{value:,.0f}" if value is not None and value >= 10 else _number(value)
 
 
 def _change(before: Any, after: Any) -> tuple[str, str]:
