@@ -16,7 +16,7 @@ import mlrl
 from mlrl.report.curves import Chart, Line, make_charts
 from mlrl.report.panels import SECTIONS, make_panels
 from mlrl.report.runs import Run, differing_settings, group_runs
-from mlrl.report.summary import overview, results, writing_rows
+from mlrl.report.summary import MUCH_EMPTY, overview, results, writing_rows
 from mlrl.report.trees import TEXT_LIMITS, Block, completion_files, read_blocks
 
 STATIC = Path(__file__).parent / "static"
@@ -60,6 +60,7 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
         cut=sum(block.cut for own in blocks for block in own),
         text_limit=TEXT_LIMITS[0],
         max_mb=max_mb,
+        much_empty=MUCH_EMPTY,
         data={"curves": curves, "index": _json(_index(names, blocks)), **_tree_data(blocks)},
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode(),

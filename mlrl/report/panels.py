@@ -25,6 +25,7 @@ TITLES = {
         "Share of nodes whose returns do not differ: nothing is learned there.",
     ),
     "completion_tokens_mean": ("Response length", "Tokens a response."),
+    "empty_fraction": ("Empty responses", "Share without any text but white space."),
     "truncated_fraction": ("Truncated responses", "Share that reached max_new_tokens before an end token."),
     "entropy": ("Entropy", "Nats a token. Near 0 the agent says one thing only."),
     "loss": ("Policy loss", "Not a measure of progress: it rises and falls around 0 by construction."),

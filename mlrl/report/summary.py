@@ -14,6 +14,7 @@ from mlrl.report.runs import Group, Run
 from mlrl.report.trees import AgentWriting, Block
 
 EXAMPLE_LENGTH = 160  # characters
+MUCH_EMPTY = 0.1  # share of an agent's responses without text that deserves a look
 
 
 @dataclass
@@ -160,8 +161,12 @@ def _warnings(run: Run, blocks: Sequence[Block]) -> list[str]:
     rows = writing_rows(run, blocks)
     for row in (row for row in rows if row.step == rows[-1].step):
         who = f"agent {row.agent}"
-        if row.empty >= 0.5:
+        if row.empty >= MUCH_EMPTY:
             found.append(f"{who} answers with nothing in {row.empty:.0%} of its responses (step {row.step})")
+        elif row.tokens <= 0.1 * max(other.tokens for other in rows if other.step == row.step):
+            found.append(
+                f"{who} writes {row.tokens:.1f} tokens a response, a tenth or less of another (step {row.step})"
+            )
         if row.distinct <= 0.25 and row.empty < 0.5:
             found.append(f"{who} gives the same answers again: {row.distinct:.0%} distinct (step {row.step})")
     for ending, least, text in (

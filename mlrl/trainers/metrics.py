@@ -32,6 +32,7 @@ def rollout_metrics(
                 responses = [r for node in nodes for r in node.responses[agent]]
                 name = f"turn_{turn + 1}/agent_{agent}"
                 pairs[f"{name}/completion_tokens_mean"] = (sum(len(r.token_ids) for r in responses), len(responses))
+                pairs[f"{name}/empty_fraction"] = (sum(not r.text.strip() for r in responses), len(responses))
                 pairs[f"{name}/truncated_fraction"] = (sum(r.truncated for r in responses), len(responses))
     nodes = [node for tree in trees for node in tree.nodes()]
     pairs["reward_failure_fraction"] = (sum(node.reward_failed for node in nodes), len(nodes))

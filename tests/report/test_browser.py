@@ -90,6 +90,8 @@ def test_a_tree_opens_by_click_and_its_texts_are_shown(open_page, run):
     assert "prompt 7 []" in detail.inner_text() and "advantage +0.5" in detail.inner_text()
     page.locator("[data-path='0,1'] > .row").click()
     assert "(empty)" in detail.inner_text() and "prompt 7 [0]" in detail.inner_text()
+    assert page.locator("[data-path='0,1'] > .row .badge").all_inner_texts() == ["agent 1 empty"]
+    assert page.locator("[data-path='0,0'] > .row .badge").count() == 0
     detail.get_by_role("button", name="turn 1 · 0").click()
     assert page.locator("[aria-selected=true]").get_attribute("data-path") == "0"
     page.select_option("#tree-step", "0")

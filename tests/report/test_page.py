@@ -151,6 +151,22 @@ def test_an_agent_that_says_nothing_is_named(team):
     assert "agent 0 answers with nothing" not in read(team / "team-0/report.html").text
 
 
+def test_an_agent_that_says_far_less_than_another_is_named(tmp_path):
+    folder = write_run(tmp_path / "a", list(curve_rows()))
+    texts = [["word " * 20] * 10, ["no"] * 9 + [""]]  # one response of ten is empty
+    folder.write_completions([node(0, [], [0.0] * 9 + [1.0], texts, advantages=None)], "train", 1)
+    report(folder.path)
+    text = read(folder.path / "report.html").text
+    assert "agent 1 answers with nothing in 10% of its responses (step 1)" in text
+    (tmp_path / "a/completions/train-000001.jsonl").unlink()
+    folder.write_completions([node(0, [], [0.0, 1.0], [["word " * 20] * 2, ["no", "yes"]])], "train", 1)
+    report(folder.path)
+    text = read(folder.path / "report.html").text
+    # 100 tokens (characters, in these tests) beside (2 + 3)/2
+    assert "agent 1 writes 2.5 tokens a response, a tenth or less of another (step 1)" in text
+    assert "agent 0 writes" not in text
+
+
 @pytest.mark.parametrize("kind, start", [("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_curves_as_images(team, kind, start, capsys):
     pytest.importorskip("matplotlib")

@@ -42,6 +42,7 @@ def test_rollouts_by_hand():
     assert pairs["turn_1/reached_fraction"] == (2, 2) and pairs["turn_2/reached_fraction"] == (1, 4)
     assert pairs["turn_1/agent_0/completion_tokens_mean"] == (16, 4)
     assert pairs["turn_1/agent_0/truncated_fraction"] == (1, 4)
+    assert pairs["turn_1/agent_0/empty_fraction"] == (4, 4)  # no text at all in this test
     assert pairs["turn_2/agent_0/truncated_fraction"] == (1, 2)
     assert pairs["throughput/generated_tokens_per_s"] == (28, 2.0)
     assert (pairs["time/rollout_s"], pairs["time/reward_s"]) == ((2.0, 1), (0.5, 1))

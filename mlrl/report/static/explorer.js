@@ -94,12 +94,16 @@
       starts(tree.best, path) && path.length <= tree.best.length ? make("span", { class: "best" }, "▲ best") : null,
       starts(tree.worst, path) && path.length <= tree.worst.length ? make("span", { class: "worst" }, "▼ worst") : null,
     ] : [];
+    const flags = ks.flatMap((k, agent) => {
+      const words = [node.responses[agent][k].trim() ? null : "empty", node.truncated[agent][k] ? "truncated" : null].filter(Boolean);
+      return words.map((word) => `agent ${agent} ${word}`);
+    });
     const children = nodes.has(key(path));
     const name = make("span", { class: "name" }, make("span", { class: "twist", "aria-hidden": "true" }, children ? "▸" : ""),
-      `turn ${level} · ${aligned ? joint : ks.join("|")}`, ...marks);
+      `turn ${level} · ${aligned ? joint : ks.join("|")}`, ...marks, ...flags.map((flag) => make("span", { class: "badge" }, flag)));
     const line = make("div", { class: "row" }, name, bar, make("span", { class: "num" }, number(node.returns[joint])), make("span", { class: "num advantages" }, ...advantages));
     const item = make("li", { role: "treeitem", tabindex: "-1", "aria-level": level, "aria-selected": "false", "data-path": key(path),
-      "aria-label": `turn ${level}, joint response ${joint}, reward ${number(node.rewards[joint])}, return ${number(node.returns[joint])}${marks.filter(Boolean).map((mark) => ", " + mark.textContent.slice(2)).join("")}` }, line);
+      "aria-label": `turn ${level}, joint response ${joint}, reward ${number(node.rewards[joint])}, return ${number(node.returns[joint])}${marks.filter(Boolean).map((mark) => ", " + mark.textContent.slice(2)).join("")}${flags.map((flag) => ", " + flag).join("")}` }, line);
     if (children) item.setAttribute("aria-expanded", "false");
     return item;
   }
@@ -126,10 +130,13 @@
   }
 
   // ---- the texts ----
+  function shown(text) {
+    return text.trim() ? make("pre", {}, text) : make("em", {}, text ? `(only white space, ${text.length} characters)` : "(empty)");
+  }
   function content(prompt) {
-    if (!Array.isArray(prompt)) return [make("pre", {}, String(prompt))];
-    return prompt.map((message) => make("div", { class: "message" }, make("span", { class: "role" }, String(message.role)),
-      make("pre", {}, typeof message.content === "string" ? message.content : JSON.stringify(message.content))));
+    if (!Array.isArray(prompt)) return [shown(String(prompt))];
+    return prompt.map((message) => make("div", { class: "message" }, make("div", { class: "role" }, String(message.role)),
+      shown(typeof message.content === "string" ? message.content : JSON.stringify(message.content))));
   }
   function show(path) {
     const node = nodes.get(key(path.slice(0, -1))), joint = path[path.length - 1];
@@ -141,7 +148,7 @@
       return make("article", {}, make("h4", {}, `Agent ${agent}`, make("small", {}, ` response ${k} · ${node.token_counts[agent][k]} tokens${advantage == null ? "" : ` · advantage ${signed(advantage)}`}`),
         node.truncated[agent][k] ? make("span", { class: "badge" }, "truncated") : null),
         make("p", { class: "label" }, "prompt"), make("div", { class: "text prompt", tabindex: "0" }, ...content(node.prompts[agent])),
-        make("p", { class: "label" }, "response"), make("div", { class: "text response", tabindex: "0" }, text.trim() ? make("pre", {}, text) : make("em", {}, text ? `(only white space, ${text.length} characters)` : "(empty)")));
+        make("p", { class: "label" }, "response"), make("div", { class: "text response", tabindex: "0" }, shown(text)));
     });
     const back = make("button", { type: "button", class: "back" }, "↑ back to the tree");
     back.addEventListener("click", () => root.querySelector("[tabindex='0']").focus());
