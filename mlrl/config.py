@@ -145,6 +145,8 @@ class RunArguments:
     """Folder for Weights & Biases files; None: the run folder"""
     completions_steps: int = 10
     """Write prompts, responses and rewards every so many steps; 0: never"""
+    profile: bool = False
+    """Write where each step's time goes into profile/ of the run folder"""
     seed: int = 42
     """Seed of sampling, initial weights and order"""
 

@@ -34,7 +34,7 @@ LATEST = "latest"
 # Settings that a resumed run may change: how long, how fast, what is written, and where and in which pieces it runs.
 MAY_CHANGE = {
     *("num_train_epochs", "max_steps", "agent_learning_rate", "critic_learning_rate", "lr_scheduler", "warmup_steps"),
-    *("logging_steps", "report_to", "output_dir", "run_name", "completions_steps", "max_nonfinite_steps"),
+    *("logging_steps", "report_to", "output_dir", "run_name", "completions_steps", "profile", "max_nonfinite_steps"),
     *("wandb_project", "wandb_entity", "wandb_tags", "wandb_dir"),
     *("eval_interval", "eval_num_samples", "eval_num_generations", "eval_batch_size", "eval_temperature"),
     *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed"),
@@ -303,6 +303,7 @@ def _digest(text: str) -> str:
 def file_sizes(folder: RunFolder) -> dict[str, int]:
     """Bytes of every file that a run only appends to."""
     files = [folder.metrics, folder.histograms, *sorted(folder.completions.glob("*.jsonl"))]
+    files += sorted(folder.profile.glob("*.jsonl"))
     return {str(file.relative_to(folder.path)): file.stat().st_size for file in files if file.exists()}
 
 

@@ -160,6 +160,11 @@ class RunFolder:
         return self.path / "completions"
 
     @property
+    def profile(self) -> Path:
+        """Folder of where time went, ``rank_0.jsonl`` and so on."""
+        return self.path / "profile"
+
+    @property
     def preferences(self) -> Path:
         """Folder of the rounds of preference pairs."""
         return self.path / "preferences"

@@ -14,6 +14,7 @@ from typing import TypeVar
 from mlrl.agents import Team
 from mlrl.estimators.returns import joint_indices
 from mlrl.parallel.group import Group, spread
+from mlrl.profiling import span
 from mlrl.rollout.prompts import tokenize_prompt
 from mlrl.rollout.sampler import Request, Sampler, SamplingParams
 from mlrl.rollout.streams import derive_seed
@@ -166,7 +167,8 @@ class Collector:
             node.joints = joint_indices(len(self.team.agents), len(node.responses[0]), growth.joint_mode)
             self.cost.joint_evaluations += len(node.joints)
         start = time.perf_counter()
-        judged = self._map(lambda place: self._rewards_of(*place, growth), frontier)
+        with span("reward"):
+            judged = self._map(lambda place: self._rewards_of(*place, growth), frontier)
         self.cost.reward_s += time.perf_counter() - start
         for (_, node), (processed, raw, failed) in zip(frontier, judged, strict=True):
             node.rewards, node.raw_rewards, node.reward_failed = processed, raw, failed
@@ -201,7 +203,8 @@ class Collector:
         branches = [
             (tree, node, joint, reward) for tree, node in frontier for joint, reward in self._going_on(node, growth)
         ]
-        prompted = self._map(lambda branch: self._next_contents(*branch, growth), branches)
+        with span("transition"):
+            prompted = self._map(lambda branch: self._next_contents(*branch, growth), branches)
         children = []
         for (tree, node, joint, _), contents in zip(branches, prompted, strict=True):
             prompts = [

@@ -44,7 +44,7 @@ class MADPOTrainer(PreferenceTrainer):
 
     def step(self, batch: Batch) -> None:
         """One update of every agent; the items of the batch are (place among the round's pairs, pair)."""
-        self.console.phase("update")
+        self.phase("update")
         args, places = self.args, [place for place, _ in batch.items]
         update = PairUpdate(
             self.team,

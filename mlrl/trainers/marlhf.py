@@ -110,7 +110,7 @@ class MARLHFTrainer(PreferenceTrainer):
 
     def _fit(self, round: int, pairs: list[PreferencePair]) -> None:
         """Refits the reward model on the ranks that hold it."""
-        self.console.phase("reward model")
+        self.phase("reward model")
         args, reports = self.args, {}
         if self.reward_model is not None:
             self.reward_model.reader.inputs = self.reward_model.reader.inputs_cut = 0  # of this fit

@@ -98,7 +98,7 @@ class PreferenceTrainer(Trainer):
 
     def collect_round(self, round: int) -> None:
         """Plays the train set, against the comparator where there are iterations, and writes the round's pairs."""
-        self.console.phase("collecting pairs")
+        self.phase("collecting pairs")
         args = self.args
         if self.comparator is not None:
             self.comparator.begin_round(round)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mlrl.profiling import span
 from mlrl.rollout.tree import RolloutTree
 from mlrl.run_folder import RunFolder
 
@@ -13,7 +14,8 @@ def write_nodes(
     folder: RunFolder, trees: Sequence[RolloutTree], step: int, env_step: int, split: str, discount: float
 ) -> None:
     """Appends every node of these trees to the run's completions."""
-    folder.write_completions(node_records(trees, step, env_step, split, discount), split, step)
+    with span("files"):
+        folder.write_completions(node_records(trees, step, env_step, split, discount), split, step)
 
 
 def node_records(

@@ -47,7 +47,7 @@ class ReinforceTrainer(Trainer):
 
     def collect(self, batch: Batch) -> list[RolloutTree]:
         """Grows a tree of joint responses for every item."""
-        self.console.phase("sampling")
+        self.phase("sampling")
         trees = self.grow(batch)
         cost = self.collector.cost
         self.env_step += cost.joint_evaluations
@@ -91,7 +91,7 @@ class ReinforceTrainer(Trainer):
 
     def estimate(self, trees: list[RolloutTree]) -> list[list[Sample]]:
         """Every agent's samples, with weights, advantages and, where asked for, their KL to the reference."""
-        self.console.phase("advantages")
+        self.phase("advantages")
         samples = self._samples(trees)
         zero_std = estimate_advantages(trees, samples, self.args)
         self.averager.update(advantage_metrics(samples, zero_std, self.args))
@@ -116,7 +116,7 @@ class ReinforceTrainer(Trainer):
 
     def update(self, samples: list[list[Sample]]) -> None:
         """One or several optimizer updates of every agent from the same trees."""
-        self.console.phase("update")
+        self.phase("update")
         update = PolicyUpdate(self.team, self.engines, self.args, self.step_number)
         outcomes = list(update.run(samples))
         for outcome in outcomes:

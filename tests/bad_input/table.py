@@ -96,6 +96,7 @@ SETTINGS: list[tuple] = [
     ("wandb_tags", [""], "leave it out"),
     ("wandb_dir", "", "leave it out"),
     ("completions_steps", -1, "or more"),
+    ("profile", "yes", "True"),
     ("seed", -1, "from 0 to 4294967295"),
     # Checkpoints
     ("save_steps", -1, "or more"),
