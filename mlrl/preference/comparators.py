@@ -86,13 +86,15 @@ def play(
 
 
 class PolicyComparator:
-    """`current`, `current_copy` or `history`.
+    """`current`, `current_copy` or `history`; `requests` to a server are none.
 
     Args:
         word: which of the three.
         collector: of the live team; made before its optimizers (see `FrozenTwin`).
         k: rounds back, for `history`.
     """
+
+    requests = 0
 
     def __init__(self, word: str, collector: Collector, k: int = 1):
         if word not in SNAPSHOTS:
@@ -141,6 +143,11 @@ class WrittenComparator:
     def __init__(self, word: str, name: str, live: Collector, writer: Writer):
         self.word, self.name, self.writer = word, name, writer
         self.collector = WrittenCollector(live.team, live.sampler, live.environment, writer=writer)
+
+    @property
+    def requests(self) -> int:
+        """Requests to a server so far, on the rank that sends them."""
+        return self.writer.requests
 
     def begin_round(self, round: int) -> None:
         """Nothing changes from round to round."""

@@ -47,6 +47,8 @@ class Writer(Protocol):
 
     lost: Counter
     """Responses that could not be had so far, by reason."""
+    requests: int
+    """Requests that were sent to a server so far."""
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
         """[request][agent][count]: a text, a response of the agent's own tokens, or None. All ranks call it together,
@@ -63,6 +65,10 @@ class RemoteWriter:
     def lost(self) -> Counter:
         stats = self.model.stats
         return stats.failures + Counter({"no text": stats.empty})
+
+    @property
+    def requests(self) -> int:
+        return self.model.stats.attempts
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
         """As `Writer.write`. Raises TaskError where not one of the texts could be had."""
@@ -90,6 +96,8 @@ class ModelWriter:
         collector: draws from the models that write, one an agent, or a single one for all roles.
         readers: the agents that learn; where a writer has their tokens, its responses keep them.
     """
+
+    requests = 0
 
     def __init__(self, collector: Collector, sampling: SamplingParams, readers: Sequence[Agent]):
         self.collector, self.team, self.sampling = collector, collector.team, sampling
@@ -144,6 +152,10 @@ class CentralizedWriter:
     @property
     def lost(self) -> Counter:
         return self.writer.lost + Counter({"unparseable": self._unparseable})
+
+    @property
+    def requests(self) -> int:
+        return self.writer.requests
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
         """As `Writer.write`; a text that is not of the form loses the candidate and is counted."""

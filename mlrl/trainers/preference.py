@@ -37,6 +37,7 @@ class RoundState:
         round: the one under way, from 1; 0 for the only one of a run without iterations.
         phase: what of it comes next, `collect` or one of the trainer's own; batches: of that phase, done already.
         rewards: of the candidates of the latest collection. seen: digests of the pairs of all collections.
+        requests: that the comparator's API has been sent, of `comparator_api_max_requests`.
     """
 
     round: int
@@ -44,6 +45,7 @@ class RoundState:
     batches: int = 0
     rewards: list[float] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
+    requests: int = 0
 
     def enter(self, phase: str) -> None:
         """The phase before is done."""
@@ -115,6 +117,8 @@ class PreferenceTrainer(Trainer):
         )
         self.env_step += collected.cost.joint_evaluations
         self.generated_tokens += collected.cost.generated_tokens
+        if self.comparator is not None:
+            self.round_state.requests = self.comparator.requests
         if self.launch.is_main:
             write_round(self.run_folder.path / FOLDER, max(round, 1), collected.pairs)
         self._report(round, collected)
@@ -188,7 +192,7 @@ class PreferenceTrainer(Trainer):
     def _make_comparator(self, cache: Path | None) -> PolicyComparator | WrittenComparator:
         args = self.args
         sampling = SamplingParams(args.temperature, args.top_p, args.top_k, args.max_new_tokens)
-        return make_comparator(args, self.collector, sampling, cache)
+        return make_comparator(args, self.collector, sampling, cache, self.round_state.requests)
 
     def _begin(self) -> None:
         """What needs the run folder, and the evaluation before anything is learned."""
