@@ -85,6 +85,8 @@ SETTINGS: list[tuple] = [
     ("eval_temperature", -0.1, "0 .greedy. or more"),
     ("agents_dir", "nowhere", "the folder that holds agent_0"),
     ("output", ".", "Give the name of a file"),
+    ("output", "/proc/results.json", "Give another file"),
+    ("protocol", "debate", "team, single, parallel, sequential, discussion"),
     # Logging and saving
     ("eval_interval", -1, "or more"),
     ("logging_steps", 0, "Give 1 or more"),
