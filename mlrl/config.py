@@ -114,7 +114,7 @@ class EvaluationArguments:
     eval_num_samples: int | None = 4
     """Items evaluated: the first so many of the eval set; 0: none, None: all"""
     eval_num_generations: int = 1
-    """Episodes an item (mean, standard error, best of n)"""
+    """Episodes an item (mean, standard error, best of n, pass@k)"""
     eval_batch_size: int | None = None
     """Items evaluated at once; None: as many as max_rollout_rows allows"""
     eval_temperature: float | None = None
