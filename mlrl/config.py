@@ -19,6 +19,7 @@ from mlrl.config_critics import (
     check_centralized,
     check_independent,
 )
+from mlrl.config_evaluation import check_output, check_protocol
 from mlrl.config_models import AgentArguments, ModelArguments
 from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
 from mlrl.config_rollout import RewardArguments, RolloutArguments, SamplingArguments, check_rewards
@@ -114,7 +115,7 @@ class EvaluationArguments:
     eval_num_samples: int | None = 4
     """Items evaluated: the first so many of the eval set; 0: none, None: all"""
     eval_num_generations: int = 1
-    """Episodes an item (mean, standard error, best of n)"""
+    """Episodes an item (mean, standard error, best of n, pass@k)"""
     eval_batch_size: int | None = None
     """Items evaluated at once; None: as many as max_rollout_rows allows"""
     eval_temperature: float | None = None
@@ -288,6 +289,8 @@ class EvaluationConfig(ModelArguments, SamplingArguments, RewardArguments, Evalu
 
     agents_dir: str | None = None
     """Folder with agent_0, agent_1, ... of a trained team (in place of a model)"""
+    protocol: Literal["team", "single", "parallel", "sequential", "discussion"] = "team"
+    """team, or a baseline without training: single, parallel, sequential, discussion"""
     eval_num_samples: int | None = None
     """Items evaluated: the first so many of the eval set; None: all"""
     output: str | None = None
@@ -303,7 +306,8 @@ class EvaluationConfig(ModelArguments, SamplingArguments, RewardArguments, Evalu
         check_agents_dir(self)
         rules.check_team(self, num_agents)
         check_rewards(self)
-        rules.check_output(self.output)
+        check_output(self.output)
+        check_protocol(self)
         return rules.check_collaboration(self)
 
 

@@ -104,6 +104,14 @@ class Collector:
             frontier = self._expand(frontier, growth)
 
     def _sample(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> None:
+        start = time.perf_counter()
+        self._draw_all(frontier, growth)
+        self.cost.rollout_s += time.perf_counter() - start
+        for _, node in frontier:
+            self.cost.generated_tokens += sum(len(r.token_ids) for own in node.responses for r in own)
+
+    def _draw_all(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> None:
+        """Fills in the responses of all agents."""
         requests = [
             Request(
                 agent,
@@ -116,12 +124,9 @@ class Collector:
             for tree, node in frontier
             for agent in range(len(self.team.agents))
         ]
-        start = time.perf_counter()
         responses = iter(self.draw(requests, growth.sampling))
-        self.cost.rollout_s += time.perf_counter() - start
         for _, node in frontier:
             node.responses = [next(responses) for _ in self.team.agents]
-            self.cost.generated_tokens += sum(len(r.token_ids) for own in node.responses for r in own)
 
     def draw(self, requests: list[Request], sampling: SamplingParams) -> list[list[Response]]:
         """Responses of all requests, each drawn on one rank of its agent."""

@@ -85,6 +85,7 @@ SETTINGS: list[tuple] = [
     ("eval_temperature", -0.1, "0 .greedy. or more"),
     ("agents_dir", "nowhere", "the folder that holds agent_0"),
     ("output", ".", "Give the name of a file"),
+    ("protocol", "debate", "single, parallel, sequential or discussion"),
     # Logging and saving
     ("eval_interval", -1, "or more"),
     ("logging_steps", 0, "Give 1 or more"),
@@ -356,5 +357,6 @@ COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("madpo", "--comparator_policy api", ("comparator_api_url=None", "Give the endpoint's")),
     ("marlhf", "--rl_algorithm ppo", ("rl_algorithm='ppo'", "Use magrpo")),
     ("evaluate", "--agents_dir nowhere", ("agents_dir='nowhere'", "the folder that holds agent_0")),
+    ("evaluate", "--output /proc/results.json", ("output='/proc/results.json'", "Give another file")),
     ("magrpo", "--config absent.yaml", ("config='absent.yaml'", "Give a YAML file")),
 ]
