@@ -1,162 +1,25 @@
-"""Metrics: exact means over a logging interval, ``metrics.jsonl`` always, and trackers where asked.
+"""Metrics and completions of a run: ``metrics.jsonl`` always, and trackers where asked.
 
 W&B, TensorBoard, trackio and the others are Accelerate's own tracker classes. ``env_step``, the number of joint
 rewards evaluated since the start of the run, is the x-axis of every metric everywhere and never decreases.
 """
 
 import contextlib
-import difflib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from accelerate import PartialState
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
-from accelerate.utils import LoggerType
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from mlrl.errors import ConfigError
+from mlrl.completions_table import completions_table
 from mlrl.run_folder import RunFolder, append_jsonl, to_jsonable
+from mlrl.tracking_settings import check_report_to, check_wandb_config
 
 DEFAULT_PROJECT = "mlrl"
-WANDB_CONFIG_KEYS = ("project", "entity", "name", "run_name", "tags", "dir", "id", "resume", "config_sections")
 ROW_KEYS = ("env_step", "step", "epoch")
-PIP_NAMES = {"comet_ml": "comet-ml"}  # where the package is not called like the tracker
-
-SumCount = tuple[float, float]
-
-
-class MetricAverager:
-    """Means over a logging interval, kept as sums and counts so that they are exact however the parts were split."""
-
-    def __init__(self) -> None:
-        self._pairs: dict[str, SumCount] = {}
-
-    def add(self, name: str, total: float, count: float = 1.0) -> None:
-        """Add a sum over ``count`` samples. For a rate, pass amount and seconds: the mean is amount per second."""
-        old_total, old_count = self._pairs.get(name, (0.0, 0.0))
-        # Plain numbers: an attached tensor would keep its whole graph alive until the flush.
-        self._pairs[name] = (old_total + _float(total), old_count + _float(count))
-
-    def add_value(self, name: str, value: float, count: float = 1.0) -> None:
-        """Add a mean over ``count`` samples (one value, with the default count)."""
-        self.add(name, _float(value) * _float(count), count)
-
-    def update(self, pairs: Mapping[str, tuple[Any, Any]]) -> None:
-        """Add many ``name: (sum, count)`` pairs, as losses return them."""
-        for name, (total, count) in pairs.items():
-            self.add(name, total, count)
-
-    def state(self) -> dict[str, list[float]]:
-        """What a checkpoint has to hold: name → [sum, count]."""
-        return {name: list(pair) for name, pair in self._pairs.items()}
-
-    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Goes on with what `state` gave."""
-        self._pairs = {name: (total, count) for name, (total, count) in state.items()}
-
-    def flush(self, reduce: Callable[[dict[str, SumCount]], Mapping[str, SumCount]] | None = None) -> dict[str, float]:
-        """Means of everything added since the last flush, sorted by name; a metric with count 0 is left out.
-
-        Args:
-            reduce: Sums the pairs over processes before they are divided. It is called even when this process has
-                added nothing, because the others may be waiting in it.
-        """
-        pairs, self._pairs = self._pairs, {}
-        pairs = pairs if reduce is None else reduce(pairs)
-        return {name: total / count for name, (total, count) in sorted(pairs.items()) if count != 0}
-
-
-class LoggingInterval:
-    """Says when the next log line is due: `interval` is the smallest ``env_step`` gap between two of them."""
-
-    def __init__(self, interval: int, env_step: int = 0):
-        self.interval = interval
-        self.last = env_step
-
-    def due(self, env_step: int) -> bool:
-        """Whether a line is due at ``env_step``. Answering yes starts the next interval there."""
-        if env_step - self.last < self.interval:
-            return False
-        self.last = env_step
-        return True
-
-
-def check_report_to(report_to: str | Sequence[str]) -> list[str]:
-    """The trackers that ``report_to`` names, "none" left out. Needs no model, so call it before any is loaded.
-
-    Raises:
-        ConfigError: an unknown word, "none" beside another word, or a tracker whose package is not installed.
-    """
-    names = [report_to] if isinstance(report_to, str) else list(report_to)
-    known = ["none", *LOGGER_TYPE_TO_CLASS]
-    for name in names:
-        if name not in known:
-            words = ", ".join(known)
-            raise ConfigError(f"report_to={name!r}: unknown tracker. Choose from {words}.{_closest(name, known)}")
-    if "none" in names and len(names) > 1:
-        raise ConfigError(f"report_to={names!r}: 'none' beside other trackers. Leave out 'none' or the others.")
-    absent = set(LoggerType.list()) - {str(tracker) for tracker in get_available_trackers()}
-    for name in names:
-        if name in absent:
-            raise ConfigError(
-                f"report_to={name!r}: the package is not installed. "
-                f"Install it with: pip install {PIP_NAMES.get(name, name)}"
-            )
-    return [name for name in dict.fromkeys(names) if name != "none"]
-
-
-def check_wandb_config(wandb_config: Mapping[str, Any] | None, **flags: Any) -> dict[str, Any]:
-    """One W&B setting out of a trainer's ``wandb_config`` and the config's ``wandb_*`` fields.
-
-    Args:
-        wandb_config: May hold project, entity, name (or run_name), tags, dir, id, resume and config_sections.
-        flags: ``project=, entity=, tags=, dir=`` from the config; None means not given.
-
-    Returns:
-        A dict with ``run_name`` renamed to ``name`` and no None in it.
-
-    Raises:
-        ConfigError: an unknown key, a config_sections or output section that is no mapping, or two places that
-            disagree.
-    """
-    settings = {key: value for key, value in dict(wandb_config or {}).items() if value is not None}
-    for key in settings:
-        if key not in WANDB_CONFIG_KEYS:
-            raise ConfigError(
-                f"wandb_config={key!r}: unknown key. Choose from {', '.join(WANDB_CONFIG_KEYS)}."
-                f"{_closest(key, WANDB_CONFIG_KEYS)}"
-            )
-    section: Any = settings
-    for key in ("config_sections", "output"):
-        section = section.get(key, {})
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"wandb_config {key}={section!r}: not a mapping. Give a dict.")
-    if "run_name" in settings:
-        flags["name"] = settings.pop("run_name")
-    for key, value in flags.items():
-        if value is None:
-            continue
-        if settings.get(key, value) != value:
-            raise ConfigError(
-                f"wandb_config[{key!r}]={settings[key]!r}: another place says {value!r}. Give it in one place only."
-            )
-        settings[key] = value
-    return settings
-
-
-def resumed_wandb(identity: Mapping[str, str] | None, wandb_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The `wandb_config` of a run that goes on: the same W&B run again, unless the user names one."""
-    if not identity or "id" in wandb_config:
-        return dict(wandb_config)
-    return {**wandb_config, "id": identity["id"], "resume": wandb_config.get("resume", "allow")}
-
-
-def is_verbose(wandb_config: Mapping[str, Any] | None) -> bool:
-    """``config_sections.output.verbose`` of a ``wandb_config``: whether progress is shown (default True)."""
-    sections = check_wandb_config(wandb_config).get("config_sections", {})
-    return bool(sections.get("output", {}).get("verbose", True))
 
 
 class Tracking:
@@ -288,6 +151,20 @@ class Tracking:
             except Exception as error:  # see _start
                 self._warn(tracker.name, "failed to log", error)
 
+    def log_completions(self, records: Sequence[Mapping[str, Any]], split: str, *, env_step: int) -> None:
+        """Pass what was written to W&B, as a table `completions/<split>` with a row a joint response.
+
+        Args:
+            records: of nodes, as they stand in the run's completions.
+        """
+        for tracker in self._trackers:
+            if tracker.name == "wandb" and records:
+                columns, rows = completions_table(records)
+                try:
+                    tracker.log_table(f"completions/{split}", columns=columns, data=rows, step=int(env_step))
+                except Exception as error:  # see _start
+                    self._warn(tracker.name, "failed to log", error)
+
     def wandb_identity(self) -> dict[str, str] | None:
         """id, project and entity of the W&B run, None without one; a run that goes on continues it."""
         for tracker in self._trackers:
@@ -315,10 +192,6 @@ class Tracking:
             )
 
 
-def _float(value: Any) -> float:
-    return float(value.item() if hasattr(value, "item") else value)
-
-
 def _scalar(name: str, value: Any) -> bool | int | float | None:
     if hasattr(value, "item"):
         with contextlib.suppress(RuntimeError, ValueError):  # more than one element: refused below by the metric's name
@@ -334,8 +207,3 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value if isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def _closest(word: str, known: Sequence[str]) -> str:
-    match = difflib.get_close_matches(str(word), known, n=1)
-    return f" Did you mean {match[0]!r}?" if match else ""

@@ -18,15 +18,25 @@ import torch
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from mlrl import tracking
+from mlrl import tracking, tracking_settings
+from mlrl.completions_table import completions_table
 from mlrl.errors import ConfigError
+from mlrl.interval_means import LoggingInterval, MetricAverager
 from mlrl.run_folder import RunFolder, append_jsonl, default_run_name
-from mlrl.tracking import LoggingInterval, MetricAverager, Tracking, check_report_to, check_wandb_config, is_verbose
+from mlrl.tracking import Tracking
+from mlrl.tracking_settings import check_report_to, check_wandb_config, is_verbose
 
 
 @pytest.fixture
 def folder(tmp_path):
     return RunFolder.create(tmp_path / "runs", "first")
+
+
+RECORD = {  # of a node
+    "step": 4, "item": 7, "path": [1], "prompts": ["go", [{"role": "user", "content": "say"}]],
+    "responses": [["a", "b"], ["c", "d"]], "joints": [[0, 0], [1, 1]],
+    "rewards": [0.5, [0.0, 1.0]], "returns": [1.0, 2.0], "advantages": [[0.5, 0.25], [-0.25, -0.5]],
+}  # fmt: skip
 
 
 def read_jsonl(path):
@@ -167,7 +177,7 @@ def test_report_to_is_checked_before_anything_runs(monkeypatch):
         check_report_to(["wandbb"])
     with pytest.raises(ConfigError, match="'none' beside"):
         check_report_to(["none", "wandb"])
-    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["tensorboard"])
+    monkeypatch.setattr(tracking_settings, "get_available_trackers", lambda: ["tensorboard"])
     with pytest.raises(ConfigError, match="report_to='wandb': .*not installed.*pip install wandb"):
         check_report_to(["wandb"])
 
@@ -240,7 +250,9 @@ def test_wandb_offline_run_holds_every_metric_over_env_step(folder, tmp_path, mo
     PartialState(cpu=True)
     sections = {"output": {"verbose": False}, "trainer": {"kind": "magrpo"}}
     settings = {"project": "teams", "entity": "lab", "tags": ["x", "y"], "id": "abc123", "config_sections": sections}
-    log_rows(Tracking(folder, ["wandb"], settings, CONFIG))
+    tracking_run = Tracking(folder, ["wandb"], settings, CONFIG)
+    tracking_run.log_completions([RECORD], "train", env_step=0)
+    log_rows(tracking_run)
     (path,) = folder.path.glob("wandb/offline-run-*/run-abc123.wandb")  # inside the run folder by default
     deadline = time.monotonic() + 60  # W&B's own process may write on after finish has returned
     while (records := read_wandb(path))[-1:] == [] or records[-1].WhichOneof("record_type") != "exit":
@@ -265,11 +277,30 @@ def test_wandb_offline_run_holds_every_metric_over_env_step(folder, tmp_path, mo
     rows = [{key: value for key, value in row.items() if key not in ("_timestamp", "_runtime")} for row in history]
     kind, counts, _ = (rows[-1].pop(f"rewards/{part}") for part in ("_type", "values", "bins"))
     assert kind == "histogram" and (counts[0], counts[-1], sum(counts)) == (1, 2, 3)
+    drawn = {name: rows[0].pop(name) for name in list(rows[0]) if name.startswith("completions/train/")}
+    assert (drawn["completions/train/_type"], drawn["completions/train/nrows"]) == ("table-file", 2)
+    table = json.loads((path.parent / "files" / drawn["completions/train/path"]).read_text())
+    assert table["columns"][:3] == ["step", "item", "path"] and table["data"][1][-4:] == ["b", "d", 0.25, -0.5]
     assert rows == [
         {"_step": 0, "env_step": 0, "step": 0, "epoch": 0, "eval/reward": 0.25},
         {"_step": 32, "env_step": 32, "step": 1, "epoch": 0.5, "loss": 0.5, "eval/reward": 0.5},
         {"_step": 64, "env_step": 64, "step": 2, "epoch": 1, "loss": 0.125},
     ]
+
+
+def test_a_table_of_completions_has_a_row_a_joint_response(monkeypatch):
+    columns, rows = completions_table([RECORD])
+    assert columns == [
+        "step", "item", "path", "reward", "return", "agent_0/prompt", "agent_1/prompt", "agent_0/response",
+        "agent_1/response", "agent_0/advantage", "agent_1/advantage",
+    ]  # fmt: skip
+    assert rows == [
+        [4, 7, "1.0", 0.5, 1.0, "go", "[user]\nsay", "a", "c", 0.5, -0.25],
+        [4, 7, "1.1", 0.5, 2.0, "go", "[user]\nsay", "b", "d", 0.25, -0.5],  # (0 + 1)/2
+    ]
+    monkeypatch.setattr("mlrl.completions_table.MOST_ROWS", 1)
+    cross = RECORD | {"joints": [[1, 0]], "advantages": None}
+    assert completions_table([cross, RECORD])[1] == [[4, 7, "1.0", 0.5, 1.0, "go", "[user]\nsay", "b", "c", None, None]]
 
 
 def test_tensorboard_events_read_back(folder):

@@ -23,6 +23,7 @@ from mlrl.config_rules import check_run_folder
 from mlrl.config_team import agent_learning_rates, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError, NonFiniteError
+from mlrl.interval_means import LoggingInterval, MetricAverager
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.parallel.launch import Launch
 from mlrl.parallel.zero import ZeroEngine
@@ -31,15 +32,8 @@ from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import RunFolder
 from mlrl.task import Task
-from mlrl.tracking import (
-    LoggingInterval,
-    MetricAverager,
-    Tracking,
-    check_report_to,
-    check_wandb_config,
-    is_verbose,
-    resumed_wandb,
-)
+from mlrl.tracking import Tracking
+from mlrl.tracking_settings import check_report_to, check_wandb_config, is_verbose, resumed_wandb
 from mlrl.trainers.checkpointing import (
     Checkpoints,
     Schedule,
@@ -403,7 +397,7 @@ class Trainer:
             self._log(metrics)
             self.console.evaluation(metrics, self.step_number)
         if trees and self.args.completions_steps and self.launch.is_main:
-            write_nodes(self.run_folder, trees, self.step_number, self.env_step, "eval", self.args.discount)
+            write_nodes(self.tracking, trees, self.step_number, self.env_step, "eval", self.args.discount)
 
     def _crossed(self, batch: Batch) -> bool:
         """Whether an evaluation falls due before this batch: its predecessor passed a multiple of the interval."""

@@ -7,15 +7,17 @@ from typing import Any
 
 from mlrl.profiling import span
 from mlrl.rollout.tree import RolloutTree
-from mlrl.run_folder import RunFolder
+from mlrl.tracking import Tracking
 
 
 def write_nodes(
-    folder: RunFolder, trees: Sequence[RolloutTree], step: int, env_step: int, split: str, discount: float
+    tracking: Tracking, trees: Sequence[RolloutTree], step: int, env_step: int, split: str, discount: float
 ) -> None:
-    """Appends every node of these trees to the run's completions."""
+    """Appends every node of these trees to the run's completions, and passes them to trackers."""
+    records = list(node_records(trees, step, env_step, split, discount))
     with span("files"):
-        folder.write_completions(node_records(trees, step, env_step, split, discount), split, step)
+        tracking.run_folder.write_completions(records, split, step)
+        tracking.log_completions(records, split, env_step=env_step)
 
 
 def node_records(

@@ -130,7 +130,7 @@ class ReinforceTrainer(Trainer):
         """Writes the step's nodes where one is due."""
         every = self.args.completions_steps
         if every and self.launch.is_main and self.step_number % every == 0:
-            write_nodes(self.run_folder, trees, self.step_number + 1, self.env_step, "train", self.args.discount)
+            write_nodes(self.tracking, trees, self.step_number + 1, self.env_step, "train", self.args.discount)
 
 
 def describe_rollouts(args: TrainerConfig) -> str:

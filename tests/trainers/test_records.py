@@ -3,6 +3,7 @@
 import json
 
 from mlrl.run_folder import RunFolder
+from mlrl.tracking import Tracking
 from mlrl.trainers.records import node_records, write_nodes
 from tests.rollout.fakes import growth, scripted
 
@@ -46,9 +47,9 @@ def test_nodes_are_appended_as_json(tmp_path):
     made[0].root.advantages = [[0.5, -0.5], [0.25, -0.25]]
     made[0].root.rewards[0] = float("nan")
     folder = RunFolder(tmp_path)
-    write_nodes(folder, made[:1], 4, 90, "train", 0.5)
-    write_nodes(folder, made[1:], 4, 90, "train", 0.5)
-    write_nodes(folder, made[1:], 4, 90, "eval", 0.5)
+    write_nodes(Tracking(folder), made[:1], 4, 90, "train", 0.5)
+    write_nodes(Tracking(folder), made[1:], 4, 90, "train", 0.5)
+    write_nodes(Tracking(folder), made[1:], 4, 90, "eval", 0.5)
     files = {path.name: path for path in folder.completions.iterdir()}
     assert sorted(files) == ["eval-000004.jsonl", "train-000004.jsonl"]
     lines = [json.loads(line) for line in files["train-000004.jsonl"].read_text().splitlines()]
