@@ -197,6 +197,7 @@ class Trainer:
             self._resume = self._find_resume(where, checkpoint_dir)
         restore(self, self._resume)
         self.run_folder = make_run_folder(args, self.algorithm, self.task.name or "task", self.world, self._resume)
+        self.sampler.open(self.run_folder.sampling)
         with Console(
             enabled=self.launch.is_main, verbose=is_verbose(self.wandb_config), log_interval=args.logging_steps
         ) as self.console:
@@ -224,6 +225,7 @@ class Trainer:
                 saved = self._save_run() | {"metrics": self.run_folder.metrics}
                 self.console.finish(saved, self._summary())
             finally:
+                self.sampler.close()
                 self.tracking.finish()
 
     def _run_steps(self) -> None:
