@@ -7,6 +7,9 @@ in this process. A name stands for one version only, so that
 
 - a request for weights that a server does not have is refused by it, and an answer of others is refused here;
 - a server's prefix cache, which goes by names, never offers keys and values of earlier weights.
+
+With full tuning a server holds one agent. Whole weights go the same way, by a folder that the server reads in place of
+its own, and their version is asked for after every draw.
 """
 
 from __future__ import annotations
@@ -40,12 +43,14 @@ class Version:
     """The weights of one policy that the servers have.
 
     Attributes:
-        number: how many times they were sent; name: the adapter's on the servers; folder: the adapter on disk.
-        digest: of the weights.
+        number: how many times they were sent; name: on the servers, of the adapter or of the base's weights.
+        model: what to ask for: the adapter, or the base.
+        folder: the weights on disk. digest: of them.
     """
 
     number: int = 0
     name: str = ""
+    model: str = ""
     folder: Path | None = None
     digest: bytes = b""
 
@@ -119,6 +124,10 @@ class VLLMSampler:
         versions = {agent: self._current(self.team.agents[agent]) for agent in sorted({r.agent for r in requests})}
         work = self._work(requests, params, versions, servers)
         drawn = self._draw(work, versions, on_tokens)
+        for agent, version in versions.items():
+            if self.team.agents[agent].adapter is None:
+                for client in servers[agent]:  # all that was drawn came from these weights
+                    client.check_version(version.name)
         results: list[list[Response]] = [[] for _ in requests]
         for (place, _, drawing), completion in zip(work, drawn, strict=True):
             agent, ids = self.team.agents[requests[place].agent], completion.token_ids
@@ -131,7 +140,8 @@ class VLLMSampler:
         if self._servers is None:
             return
         for agent, version in self._versions.items():
-            for client in () if self._servers.spawned else self._servers.by_agent[agent]:
+            has_adapter = self.team.agents[agent].adapter is not None and not self._servers.spawned
+            for client in self._servers.by_agent[agent] if has_adapter else ():
                 client.unload_adapter(version.name)
             shutil.rmtree(version.folder, ignore_errors=True)
         for client in {id(client): client for own in self._servers.by_agent for client in own}.values():
@@ -146,7 +156,7 @@ class VLLMSampler:
         """The agent's present weights, on all of its servers."""
         first = next(a for a in self.team.agents if a.is_here and a.policy is agent.policy)
         version = self._versions.get(first.index, Version())
-        digest = weights_digest(agent.policy.parameters())
+        digest = weights_digest(agent.policy.parameters(), exact=agent.adapter is not None)
         if digest != version.digest:
             version = self._send(agent, first.index, version, digest)
             self._versions[first.index] = version
@@ -158,14 +168,18 @@ class VLLMSampler:
         name = f"agent_{index}@{number}.{self._token}"
         folder = self.folder / name
         agent.save_weights(folder)
-        version = Version(number, name, folder, digest)
-        for client in self.servers[agent.index]:
-            client.load_adapter(name, str(folder))
+        servers = self.servers[agent.index]
+        for client in servers:
+            if agent.adapter is None:
+                client.load_weights(name, str(folder))
+            else:
+                client.load_adapter(name, str(folder))
         if old.folder is not None:
-            for client in self.servers[agent.index]:
+            for client in servers if agent.adapter is not None else ():
                 client.unload_adapter(old.name)
             shutil.rmtree(old.folder, ignore_errors=True)
-        return version
+        model = name if agent.adapter is not None else servers[0].base_name()
+        return Version(number, name, model, folder, digest)
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 
@@ -187,7 +201,7 @@ class VLLMSampler:
                 i,
                 servers[i],
                 Drawing(
-                    model=versions[request.agent].name,
+                    model=versions[request.agent].model,
                     prompt=request.prompt,
                     seed=sequence_seed(key),
                     stop_ids=self.team.agents[request.agent].stop_ids,
@@ -216,6 +230,8 @@ class VLLMSampler:
             try:
                 return client.complete(drawing, stop)
             except UnknownModelError:  # a server that was started anew has the base alone
+                if drawing.model not in folders:
+                    raise
                 with reload:
                     if not client.has_adapter(drawing.model, str(folders[drawing.model])):
                         client.load_adapter(drawing.model, str(folders[drawing.model]))
@@ -241,9 +257,12 @@ def sequence_seed(key: StreamKey) -> int:
     return derive_seed(*key)
 
 
-def weights_digest(parameters: Sequence[torch.Tensor]) -> bytes:
-    """Tells any change of weights."""
+def weights_digest(parameters: Sequence[torch.Tensor], exact: bool = True) -> bytes:
+    """Tells any change of weights; without `exact` from the sums of their bits, which changes of many all but never
+    leave the same, and which are formed where the weights are."""
     digest = hashlib.blake2b(digest_size=16)
     for parameter in parameters:
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+        bits = parameter.detach().contiguous().view(torch.int16 if parameter.element_size() == 2 else torch.int32)
+        bits = bits if exact else bits.sum(dtype=torch.int64)
+        digest.update(bits.cpu().numpy())
     return digest.digest()

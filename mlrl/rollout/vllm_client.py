@@ -163,6 +163,45 @@ class VLLMClient:
         except RolloutError:
             return
 
+    def base_name(self) -> str:
+        """What the base is called here."""
+        return next((card["id"] for card in self.models() if not card.get("parent")), "base")
+
+    def weight_version(self) -> str | None:
+        """The version that the base's weights were said to be; None where it does not tell (vLLM's dev mode is off)."""
+        try:
+            return self.call("GET", "/weight_info").get("weight_version")
+        except RolloutError as error:
+            if "status 404" in str(error):
+                return None
+            raise
+
+    def load_weights(self, version: str, folder: str) -> None:
+        """Puts the weights of the model in `folder` in place of the base's, under the name of a version.
+
+        Raises:
+            RolloutError: the server cannot read the folder, or does not take weights while it runs.
+        """
+        try:
+            self.call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+            self.call("POST", "/reset_prefix_cache", {})  # keys and values of the weights before
+            self.call("POST", "/update_weight_version", {"new_version": version})
+        except RolloutError as error:
+            raise RolloutError(
+                f"{error}. The weights are in {folder}: server and trainer must share a file system under one path, "
+                "and the server needs VLLM_SERVER_DEV_MODE=1 in its environment"
+            ) from None
+        self.check_version(version)
+
+    def check_version(self, version: str) -> None:
+        """Raises RolloutError where the base's weights are of another version."""
+        found = self.weight_version()
+        if found != version:
+            raise RolloutError(
+                f"vllm_url={self.url!r}: has the weights {found!r} in place of {version!r}, as a server that was "
+                f"started anew or that another run uses. {GO_ON}"
+            )
+
     # Drawing ----------------------------------------------------------------------------------------------------------
 
     def complete(self, drawing: Drawing, stop: threading.Event | None = None) -> Completion:

@@ -37,6 +37,11 @@ def check_servers(args: TrainerConfig, launch: Launch, sources: Sequence[Source]
     """
     bases = base_numbers(args, sources)
     count = max(bases) + 1
+    if args.tuning == "full" and launch.zero_stage == 3:
+        raise ConfigError(
+            "rollout_backend='vllm': tuning='full' under ZeRO-3 would gather all weights for the server in every step. "
+            "Use lora, a lower ZeRO stage, or in_process"
+        )
     if args.vllm_spawn:
         devices = args.vllm_devices or ["cpu"] * count
         if launch.device.type == "cuda" and args.vllm_devices is None:
@@ -162,6 +167,12 @@ def _check_server(client: VLLMClient, args: TrainerConfig, tokenizer: Any, who: 
         raise ConfigError(
             f"vllm_url={client.url!r}: has other tokens than {who}. Start it with the base model of the agents (with "
             "several bases one server each, in the order in which the agents name them)"
+        )
+    if args.tuning == "full" and client.weight_version() is None:
+        raise ConfigError(
+            f"vllm_url={client.url!r}: takes no weights while it runs, which tuning='full' needs. Start a vLLM that "
+            "has /weight_info and /collective_rpc (0.32 has) with VLLM_SERVER_DEV_MODE=1 in its environment, or use "
+            "lora"
         )
     if args.tuning == "lora" and not client.takes_adapters():
         raise ConfigError(
