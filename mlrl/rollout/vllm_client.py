@@ -145,6 +145,8 @@ class VLLMClient:
         try:
             self.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
         except RolloutError as error:
+            if "status 400" in str(error) and self.has_adapter(name, folder):
+                return  # by an attempt whose answer was lost
             raise RolloutError(
                 f"{error}. The adapter is in {folder}: server and trainer must share a file system under one path, and "
                 "the server needs --enable-lora, --max-lora-rank of at least the adapter's rank, and "

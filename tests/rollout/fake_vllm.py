@@ -6,6 +6,7 @@ It reads adapters with PEFT and samples with transformers, so that what it draws
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import threading
 import time
@@ -19,6 +20,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Fault = Callable[[int, str, dict], tuple[int, Any] | None]
+
+
+@functools.cache
+def _read(folder: str) -> tuple[Any, Any]:
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 class FakeVLLM:
@@ -40,8 +46,7 @@ class FakeVLLM:
         lora: bool = True,
         max_model_len: int = 256,
     ):
-        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model, self.tokenizer = _read(folder)
         self.fault, self.alter, self.raw_logprobs, self.lora = fault, alter, raw_logprobs, lora
         self.max_model_len = max_model_len
         self.adapters: dict[str, tuple[str, Any]] = {}
