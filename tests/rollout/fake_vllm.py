@@ -44,11 +44,12 @@ class FakeVLLM:
         port: int = 0,
         raw_logprobs: bool = False,
         lora: bool = True,
+        dev_mode: bool = False,
         max_model_len: int = 256,
     ):
         self.model, self.tokenizer = _read(folder)
         self.fault, self.alter, self.raw_logprobs, self.lora = fault, alter, raw_logprobs, lora
-        self.max_model_len = max_model_len
+        self.max_model_len, self.dev_mode, self.version = max_model_len, dev_mode, "default"
         self.adapters: dict[str, tuple[str, Any]] = {}
         self.asked: list[tuple[str, dict]] = []
         self.under_way = self.most_under_way = 0
@@ -124,6 +125,16 @@ class FakeVLLM:
         if self.lora and route == "/v1/unload_lora_adapter":
             found = self.adapters.pop(body["lora_name"], None)
             return (200, "Success") if found else (404, {"error": {"message": "not found"}})
+        if self.dev_mode and route == "/weight_info":
+            return 200, {"weight_version": self.version}
+        if self.dev_mode and route == "/update_weight_version":
+            self.version = body["new_version"]
+            return 200, {"success": True}
+        if self.dev_mode and route == "/reset_prefix_cache":
+            return 200, ""
+        if self.dev_mode and route == "/collective_rpc":
+            self.model = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"]).eval()
+            return 200, {"results": [None]}
         return 404, {"detail": "Not Found"}
 
     def _load(self, name: str, path: str) -> tuple[int, Any]:
