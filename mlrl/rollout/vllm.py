@@ -90,8 +90,10 @@ class VLLMSampler:
         self._token = secrets.token_hex(4)  # one server may serve several runs
 
     def open(self, folder: Path) -> None:
-        """Names the folder for adapters, which servers read, and for the logs of servers that are started."""
+        """Connects, with a folder for adapters, which servers read, and for the logs of servers that are started."""
+        self.close()
         self._folder = folder.absolute()
+        self._servers = self._connect(self._folder)
 
     @property
     def folder(self) -> Path:

@@ -26,10 +26,9 @@ def main() -> int:
     server = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
         while not asked and os.getppid() == parent:
-            try:
-                return server.wait(_LOOK_EVERY_S)
-            except subprocess.TimeoutExpired:
-                pass
+            if (code := server.poll()) is not None:
+                return code
+            time.sleep(_LOOK_EVERY_S)
         return 0
     finally:
         _end(server)

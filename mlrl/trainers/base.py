@@ -197,7 +197,6 @@ class Trainer:
             self._resume = self._find_resume(where, checkpoint_dir)
         restore(self, self._resume)
         self.run_folder = make_run_folder(args, self.algorithm, self.task.name or "task", self.world, self._resume)
-        self.sampler.open(self.run_folder.sampling)
         with Console(
             enabled=self.launch.is_main, verbose=is_verbose(self.wandb_config), log_interval=args.logging_steps
         ) as self.console:
@@ -213,6 +212,7 @@ class Trainer:
             self.checkpoints = Checkpoints(self, schedule, self._fingerprints(), self._resume)
             try:
                 self.console.header(self._describe())
+                self.sampler.open(self.run_folder.sampling)
                 if args.max_steps is not None and (self.total_steps or args.max_steps) < args.max_steps:
                     ends = f"num_train_epochs={args.num_train_epochs} ends the run after step {self.total_steps}"
                     self.console.note(f"{ends}, before max_steps={args.max_steps}")
