@@ -37,8 +37,8 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def reward(first, second=None):
-    return [float(sum(map(ord, text)) % 7) for text in first]
+def reward(*completions):
+    return [float(sum(map(ord, text)) % 7) for text in completions[0]]
 
 
 def make(model, *servers, trainer=MAGRPOTrainer, config=MAGRPOConfig, num_agents=2, **settings):
