@@ -110,6 +110,11 @@ class VLLMSampler:
             self._servers = self._connect(self.folder)
         return self._servers.by_agent
 
+    @property
+    def spawned(self) -> Sequence[SpawnedServer]:
+        """The servers that this process has started."""
+        return [] if self._servers is None else self._servers.spawned
+
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, on_tokens: Callable[[int], None] | None = None
     ) -> list[list[Response]]:
