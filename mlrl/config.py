@@ -24,6 +24,7 @@ from mlrl.config_models import AgentArguments, ModelArguments
 from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
 from mlrl.config_rollout import RewardArguments, RolloutArguments, SamplingArguments, check_rewards
 from mlrl.config_team import check_agents_dir
+from mlrl.config_vllm import VLLMArguments, check_vllm
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -192,6 +193,7 @@ class TrainerConfig(
     AgentArguments,
     PlacementArguments,
     RolloutArguments,
+    VLLMArguments,
     RewardArguments,
     LearningArguments,
     PolicyLossArguments,
@@ -219,6 +221,7 @@ class TrainerConfig(
             *rules.check_updates(self, num_agents),
             *rules.check_run(self),
             *check_checkpoints(self),
+            *check_vllm(self),
         ]
 
     def check_baseline(self, num_agents: int | None) -> list[str]:

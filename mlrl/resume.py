@@ -40,6 +40,8 @@ MAY_CHANGE = {
     *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed"),
     *("reward_timeout", "reward_processes"),
     *("placement", "ranks_per_agent", "reference_ranks", "critic_ranks", "reward_model_ranks", "comparator_ranks"),
+    *("vllm_url", "vllm_spawn", "vllm_devices", "vllm_python", "vllm_args", "vllm_start_timeout", "vllm_timeout"),
+    *("vllm_max_retries", "vllm_max_concurrency", "rollout_kl_limit"),
     *("micro_batch_tokens", "max_rollout_rows", "gradient_checkpointing", "attn_implementation"),
 }
 # Settings that say the same as an entry of the fingerprints, or how to find what has one.

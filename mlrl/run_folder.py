@@ -180,6 +180,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def sampling(self) -> Path:
+        """Folder of what sampling servers read and print."""
+        return self.path / "sampling"
+
+    @property
     def agents(self) -> Path:
         """Folder of the trained agents: ``agents/agent_0``, ``agents/agent_1`` …"""
         return self.path / "agents"

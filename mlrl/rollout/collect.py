@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mlrl.agents import Team
 from mlrl.estimators.returns import joint_indices
@@ -20,6 +20,9 @@ from mlrl.rollout.sampler import Request, Sampler, SamplingParams
 from mlrl.rollout.streams import derive_seed
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 from mlrl.task import Environment
+
+if TYPE_CHECKING:
+    from mlrl.rollout.vllm import VLLMSampler
 
 P, R = TypeVar("P"), TypeVar("R")
 
@@ -67,7 +70,7 @@ class Collector:
     """Grows trees for a team in an environment."""
 
     team: Team
-    sampler: Sampler
+    sampler: Sampler | VLLMSampler
     environment: Environment
     on_tokens: Callable[[int], None] | None = None
     cost: CollectionCost = field(default_factory=CollectionCost)
@@ -160,6 +163,8 @@ class Collector:
         for n, (i, _) in enumerate(sequences):
             by_group.setdefault(self.team.mesh.agents[requests[i].agent].ranks, []).append(n)
         for ranks, members in by_group.items():
+            if self.sampler.draws_on_first_rank:
+                ranks = ranks[:1]
             costs = [
                 tokens + len(requests[i].prompt) / len(requests[i].keys) for i, _ in (sequences[n] for n in members)
             ]

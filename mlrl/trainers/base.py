@@ -216,6 +216,7 @@ class Trainer:
             self.profile = self._make_profile()
             try:
                 self.console.header(self._describe())
+                self.sampler.open(self.run_folder.sampling)
                 if args.max_steps is not None and (self.total_steps or args.max_steps) < args.max_steps:
                     ends = f"num_train_epochs={args.num_train_epochs} ends the run after step {self.total_steps}"
                     self.console.note(f"{ends}, before max_steps={args.max_steps}")
@@ -231,6 +232,7 @@ class Trainer:
                 saved = self._save_run() | {"metrics": self.run_folder.metrics}
                 self.console.finish(saved, self._summary())
             finally:
+                self.sampler.close()
                 self.tracking.finish()
 
     def _run_steps(self) -> None:

@@ -21,6 +21,7 @@ from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
 from mlrl.trainers.estimate import estimate_advantages, reference_kl
 from mlrl.trainers.metrics import advantage_metrics, flat, mean_reward, rollout_metrics
+from mlrl.trainers.mismatch import correct_mismatch
 from mlrl.trainers.policy_update import PolicyUpdate
 from mlrl.trainers.records import write_nodes
 from mlrl.trainers.samples import Sample, make_samples
@@ -110,6 +111,8 @@ class ReinforceTrainer(Trainer):
             )
             for agent in range(self.num_agents)
         ]
+        if args.rollout_backend != "in_process":
+            self.averager.update(correct_mismatch(self.team, samples, args))
         if args.reference_kl_coef > 0:
             reference_kl(self.team, samples, args)
         return samples
