@@ -19,6 +19,7 @@ from mlrl.embedded import embedded_model_path
 from mlrl.rollout.sampler import Request, SamplingParams
 from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
 from mlrl.trainers.samples import Sample, micro_batches
+from tests.benchmarks.ours import gemm_peak, useful_flops
 
 SUBJECTS = ("a lighthouse", "the tide", "an old clock", "a lost letter", "the first snow", "a night train", "two moons")
 PLACES = ("in the north", "by the river", "after the war", "in a dream", "on a small island", "at noon", "in 1900")
@@ -80,6 +81,8 @@ def compare_sampling(model: str, tuning: str, rows: int, tokens: int, repeats: i
 
     theirs = best_of(repeats, generate)
     report(f"sampling, {rows} rows × {tokens} tokens, {tuning}", ours, "transformers generate", theirs, rows * tokens)
+    work = useful_flops(trainer, sum(map(len, prompts)) + rows * tokens, rows * tokens)
+    report_share("sampling", work, ours)
 
 
 def compare_update(model: str, prompt_tokens: int, tokens: int, generations: int, repeats: int) -> None:
@@ -115,6 +118,8 @@ def compare_update(model: str, prompt_tokens: int, tokens: int, generations: int
     count = sum(sample.length for sample in samples)
     name = f"update of a 2-turn {generations}×{generations} tree, prompt {prompt_tokens}, responses {tokens}"
     report(name, ours, "one row a sample", theirs, count)
+    unique = count + sum(len(n.prompts[0].token_ids) - n.prompts[0].reused for n in trees[0].nodes())
+    report_share("update", 2 * useful_flops(trainer, unique, count), ours)  # forward and input gradients
     by_name = dict(plain.named_parameters())
     worst = 0.0
     for name, parameter in trainer.team.bases[0].model.named_parameters():
@@ -151,6 +156,14 @@ def report(name: str, ours: float, other: str, theirs: float, tokens: int) -> No
         f"{name}: mlrl {ours:.1f} s ({tokens / ours:.0f} tokens/s), {other} {theirs:.1f} s: "
         f"{ours / theirs:.2f} (1/{theirs / ours:.1f})",
         flush=True,
+    )
+
+
+def report_share(name: str, flops: float, seconds: float) -> None:
+    """Useful work beside the best matrix product of the machine, measured now."""
+    peak = gemm_peak()
+    print(
+        f"  {name}: {flops / seconds / 1e9:.0f} GFLOP/s, {flops / seconds / peak / 1e7:.0f} % of {peak:.0f}", flush=True
     )
 
 
