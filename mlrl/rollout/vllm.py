@@ -19,6 +19,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -43,12 +44,10 @@ class Version:
     """The weights of one policy that the servers have.
 
     Attributes:
-        number: how many times they were sent; name: on the servers, of the adapter or of the base's weights.
-        model: what to ask for: the adapter, or the base.
+        name: on the servers, of the adapter or of the base's weights. model: what to ask for: the adapter, or the base.
         folder: the weights on disk. digest: of them.
     """
 
-    number: int = 0
     name: str = ""
     model: str = ""
     folder: Path | None = None
@@ -87,6 +86,7 @@ class VLLMSampler:
         self._folder: Path | None = None
         self._temporary: tempfile.TemporaryDirectory | None = None
         self._versions: dict[int, Version] = {}  # by the first agent with these weights
+        self._sent: Counter[int] = Counter()  # versions by agent, failed ones too: no name ever comes twice
         self._token = secrets.token_hex(4)  # one server may serve several runs
 
     def open(self, folder: Path) -> None:
@@ -171,8 +171,8 @@ class VLLMSampler:
 
     def _send(self, agent: Agent, index: int, old: Version, digest: bytes) -> Version:
         """Writes the weights and has every server load them, and then forget those before."""
-        number = old.number + 1
-        name = f"agent_{index}@{number}.{self._token}"
+        self._sent[index] += 1
+        name = f"agent_{index}@{self._sent[index]}.{self._token}"
         folder = self.folder / name
         agent.save_weights(folder)
         servers = self.servers[agent.index]
@@ -186,7 +186,7 @@ class VLLMSampler:
                 client.unload_adapter(old.name)
             shutil.rmtree(old.folder, ignore_errors=True)
         model = name if agent.adapter is not None else servers[0].base_name()
-        return Version(number, name, model, folder, digest)
+        return Version(name, model, folder, digest)
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 

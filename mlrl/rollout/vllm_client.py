@@ -24,7 +24,15 @@ _MAX_WAIT_S = 60.0
 GO_ON = "Checkpoints are as they were: start the server again, and go on with --resume_from_checkpoint"
 
 
-class UnknownModelError(RolloutError):
+class RefusedError(RolloutError):
+    """The server does not do what was asked of it, and would not a second time."""
+
+    def __init__(self, text: str, status: int):
+        super().__init__(text)
+        self.status = status
+
+
+class UnknownModelError(RefusedError):
     """The server has no adapter of this name (any more)."""
 
 
@@ -145,7 +153,7 @@ class VLLMClient:
         try:
             self.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
         except RolloutError as error:
-            if "status 400" in str(error) and self.has_adapter(name, folder):
+            if isinstance(error, RefusedError) and self.has_adapter(name, folder):
                 return  # by an attempt whose answer was lost
             raise RolloutError(
                 f"{error}. The adapter is in {folder}: server and trainer must share a file system under one path, and "
@@ -173,8 +181,8 @@ class VLLMClient:
         """The version that the base's weights were said to be; None where it does not tell (vLLM's dev mode is off)."""
         try:
             return self.call("GET", "/weight_info").get("weight_version")
-        except RolloutError as error:
-            if "status 404" in str(error):
+        except RefusedError as error:
+            if error.status == 404:
                 return None
             raise
 
@@ -245,6 +253,15 @@ class VLLMClient:
                     raise RolloutError(f"vllm_url={self.url!r}: given up, since another request failed") from None
         raise AssertionError("unreachable")
 
+    def _refusal(self, path: str, body: dict[str, Any], response: httpx.Response) -> Exception:
+        """What a status other than 2xx means: another try, an unknown adapter, or the end."""
+        said, status = " ".join(response.text[:2000].split())[:300] or "no text", response.status_code
+        if status in _RETRIED or status >= 500:
+            return _TryAgain(f"status {status} ({said})")
+        if status == 404 and "model" in body:
+            return UnknownModelError(f"vllm_url={self.url!r}: does not know {body['model']!r} ({said})", status)
+        return RefusedError(f"vllm_url={self.url!r}: {path} was refused with status {status} ({said})", status)
+
     def _attempt(self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[Any], Any]) -> Any:
         started = time.monotonic()
         try:
@@ -253,13 +270,8 @@ class VLLMClient:
             raise _TryAgain(f"no answer within {time.monotonic() - started:.3g} s") from None
         except httpx.TransportError as error:
             raise _TryAgain(f"no connection ({str(error) or type(error).__name__})") from None
-        said = " ".join(response.text[:2000].split())[:300] or "no text"
-        if response.status_code == 404 and body is not None and "model" in body:
-            raise UnknownModelError(f"vllm_url={self.url!r}: does not know {body['model']!r} (status 404: {said})")
-        if response.status_code in _RETRIED or response.status_code >= 500:
-            raise _TryAgain(f"status {response.status_code} ({said})")
         if not response.is_success:
-            raise RolloutError(f"vllm_url={self.url!r}: {path} was refused with status {response.status_code} ({said})")
+            raise self._refusal(path, body or {}, response)
         try:
             is_json = response.headers.get("content-type", "").startswith("application/json")
             return read(json.loads(response.content) if is_json else response.text)

