@@ -5,16 +5,14 @@ which may call the helper. Neither sees what the other wrote. One agent alone wr
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from mlrl import ConfigError, Task
-from mlrl.rewards import RewardProcessors
+from mlrl.tasks.code_task import code_task
 from mlrl.tasks.coding_data import function_row
 from mlrl.tasks.coding_feedback import FEEDBACK, HELPER, expert_texts, verdict_text
 from mlrl.tasks.coding_reward import MAXIMUM, Score, judge
 from mlrl.tasks.coding_samples import PROBLEMS
-from mlrl.tasks.feedback import checked_mode, next_prompt
-from mlrl.tasks.pass_at_k import mean_pass_at_k, turn_means
+from mlrl.tasks.feedback import checked_mode
 from mlrl.tasks.sandbox import Limits, Sandbox
 from mlrl.tasks.task_data import Row, load_rows, split_rows
 
@@ -100,77 +98,29 @@ def coding_task_function(
         rows = [function_row(row, number) for number, row in enumerate(rows)]
         train, held_out = split_rows(rows, train_size, eval_size or (2 if own else eval_rows))
 
+        def scores(item: Row, joints: Sequence[Sequence[str]]) -> list[Score]:
+            return judge(sandbox, item, [(texts[0], texts[-1]) for texts in joints], HELPER)
+
         def told(score: Score, item: Row, answers: Sequence[str]) -> list[str]:
             if expert is not None:
-                return expert_texts(expert, score, item, answers, sandbox_slice)
-            return [verdict_text(score, item, mode, sandbox_slice)] * len(answers)
+                verdicts = expert_texts(expert, score, item, answers, sandbox_slice)
+            else:
+                verdicts = [verdict_text(score, item, mode, sandbox_slice)] * len(answers)
+            return [f"{text}\n\n{_request(item, agent, len(answers))}" for agent, text in enumerate(verdicts)]
 
-        return coding_task(train, held_out, sandbox, told, include_original_prompt, include_previous_response)
-
-    return task
-
-
-def coding_task(
-    train: Sequence[Row],
-    held_out: Sequence[Row],
-    sandbox: Sandbox,
-    told: Callable[[Score, Row, Sequence[str]], Sequence[str]],
-    include_original_prompt: bool = True,
-    include_previous_response: bool = True,
-) -> Task:
-    """A Task over rows of `mlrl.tasks.coding_data.function_row`.
-
-    Args:
-        told: (score, item, answers) → what each agent is told of them before it writes again.
-    """
-
-    def scores(item: Row, answers: Sequence[Sequence[str]]) -> list[Score]:
-        """One score a joint response; `answers` are the joints, each with one text an agent."""
-        return judge(sandbox, item, [(texts[0], texts[-1]) for texts in answers], HELPER)
-
-    def reward(*completions: list[str], batch_items: list[Row]) -> list[float]:
-        joints = list(zip(*completions, strict=True))
-        return [score.total for score in scores(batch_items[0], joints)]
-
-    def transition(
-        item: Row, agent_completions: list[str], num_agents: int, prompt_history_per_agent: list[list[Any]]
-    ) -> list[Any]:
-        texts = told(scores(item, [agent_completions])[0], item, agent_completions)
-        return [
-            next_prompt(
-                history,
-                agent_completions[agent],
-                f"{texts[agent]}\n\n{_request(item, agent, num_agents)}",
-                include_original_prompt,
-                include_previous_response,
-            )
-            for agent, history in enumerate(prompt_history_per_agent)
-        ]
-
-    def log(agent_completions_turns: list[list[list[str]]], batch_items: list[Row]) -> list[dict[str, Any]]:
-        rows = []
-        for item, *turns_by_agent in zip(batch_items, *agent_completions_turns, strict=True):
-            judged = scores(item, list(zip(*turns_by_agent, strict=True)))
-            turns = [score.metrics() for score in judged]
-            rows.append({"task_id": item["task_id"], "solved": judged[-1].solved, "turns": turns})
-        return rows
-
-    def aggregate(rows: list[dict[str, Any]], num_turns: int) -> dict[str, float]:
-        return turn_means(rows, num_turns, ("pass_rate", "solved")) | mean_pass_at_k(
-            (row["task_id"], row["solved"]) for row in rows
+        return code_task(
+            train,
+            held_out,
+            formatter=role_prompt,
+            scores=scores,
+            told=told,
+            maximum=MAXIMUM,
+            recommended=RECOMMENDED,
+            include_original_prompt=include_original_prompt,
+            include_previous_response=include_previous_response,
         )
 
-    return Task(
-        train_dataset=list(train),
-        eval_dataset=list(held_out),
-        formatters=role_prompt,
-        reward_func=reward,
-        reward_processor=RewardProcessors.shift(value=-MAXIMUM),
-        external_transition=transition,
-        eval_logger=log,
-        eval_aggregator=aggregate,
-        recommended=dict(RECOMMENDED),
-    )
+    return task
 
 
 def role_prompt(item: Row, agent_idx: int, num_agents: int) -> list[dict[str, str]]:
