@@ -38,6 +38,7 @@ from mlrl.config_rules import check_run_folder
 from mlrl.config_team import DEFAULT_LEARNING_RATE, DEFAULT_NUM_AGENTS, count_agents
 from mlrl.errors import ConfigError
 from mlrl.flags import read_flags
+from mlrl.plain_warnings import warn_in_one_line
 from mlrl.resume import check_resume_request
 from mlrl.run_folder import default_run_name
 from mlrl.user_errors import show_users_error
@@ -88,6 +89,7 @@ def parse(config_class: type, script_doc: str | None, argv: list[str] | None = N
         width = max(60, shutil.get_terminal_size(fallback=(120, 24)).columns)
         print(format_help(config_class, file.name, script_doc, width), end="")
         raise SystemExit(0)
+    warn_in_one_line(file.stem)
     with config_errors(file.name):
         return _resolve(config_class, file.stem, argv)
 

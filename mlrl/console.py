@@ -102,12 +102,12 @@ class Console:
             items: Training items done.
             env_step: Joint rewards evaluated.
             reward: Mean reward of the step's rollouts; a plain line shows the mean over the steps since the last line.
-            tokens_per_s: Sampled tokens a second.
+            tokens_per_s: Sampled tokens, over the seconds of the whole step.
             extra: More numbers or words to show behind these.
         """
         self._step, self._items, self._env_step = step, items, env_step
         self._reward = None if reward is None else float(reward)
-        self._stats = [f"{_number(tokens_per_s)} tokens/s"]
+        self._stats = [f"{_number(tokens_per_s)} sampled tokens/s"]
         self._stats += [f"{name} {_number(value)}" for name, value in (extra or {}).items()]
         if self.enabled and self.verbose and self.plain:
             if self._reward is not None:

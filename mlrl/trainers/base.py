@@ -44,7 +44,7 @@ from mlrl.trainers.checkpointing import (
     restore,
 )
 from mlrl.trainers.data import Batch, batches, first_items
-from mlrl.trainers.describe import describe_run, peak_memory_gb
+from mlrl.trainers.describe import describe_run, next_commands, peak_memory_gb
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
 from mlrl.trainers.run_length import run_items, run_steps, run_updates
@@ -230,6 +230,7 @@ class Trainer:
                 if args.eval_interval:
                     self._evaluate_and_log()
                 saved = self._save_run() | {"metrics": self.run_folder.metrics}
+                saved |= next_commands(args, self.run_folder)
                 self.console.finish(saved, self._summary())
             finally:
                 self.sampler.close()

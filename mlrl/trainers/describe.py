@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+import mlrl
+from mlrl.config import TaskArguments, TrainingConfig
+from mlrl.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from mlrl.trainers.base import Trainer
@@ -16,15 +24,43 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
     names = list(dict.fromkeys(agent.source.name for agent in trainer.team.agents))
     dtype = str(trainer.dtype).removeprefix("torch.")
     steps = "until the data ends" if trainer.total_steps is None else f"{trainer.total_steps:,}"
+    args = trainer.args
+    adapters = {"adapters": _adapters(args, trained // len(trainer.team.trainable))} if args.tuning == "lora" else {}
     return {
         "algorithm": trainer.algorithm,
         "task": trainer.task.name or "task",
         "agents": f"{trainer.num_agents} × {', '.join(names)}",
-        "trained": f"{trained:,} of {every:,} parameters ({trainer.args.tuning}, {dtype})",
+        "trained": f"{trained:,} of {every:,} parameters ({args.tuning}, {dtype})",
+        **adapters,
         "device": _devices(trainer),
         "steps": steps,
         "run folder": trainer.run_folder.path,
     }
+
+
+def _adapters(args: TrainingConfig, parameters: int) -> str:
+    """What LoRA adapts; parameters: of one adapter."""
+    owner = "one for all agents" if args.share_parameters else "one an agent"
+    given = args.lora_target_modules
+    targets = given if isinstance(given, str) else ", ".join(given)
+    return f"{owner}, rank {args.lora_rank}, alpha {args.lora_alpha:g}, on {targets}, {parameters:,} parameters"
+
+
+def next_commands(args: TrainingConfig, folder: RunFolder) -> dict[str, str]:
+    """How to look at a run and how to play its agents again, as typed in the present folder."""
+    python = _shown(sys.executable)
+    commands = {"report": [python, "-m", "mlrl.report", str(folder.path)]}
+    script = Path(mlrl.__file__).parents[1] / "train/evaluate.py"
+    if isinstance(args, TaskArguments) and script.is_file():  # a task that was made in Python has no name
+        agents = ["--config", str(folder.config), "--agents_dir", str(folder.agents)]
+        commands["evaluate"] = [python, _shown(script), *agents]
+    return {name: shlex.join(words) for name, words in commands.items()}
+
+
+def _shown(path: str | Path) -> str:
+    """A path as seen from here, where it lies below; symbolic links are left as they are."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
 
 
 def _devices(trainer: Trainer) -> str:

@@ -76,6 +76,9 @@ def test_every_script_trains_and_says_where_things_are(run, tiny_llama, script):
     assert step["agent_0/grad_norm"] > 0
     for place in (folder / "agents", folder / "metrics.jsonl"):
         assert str(place) in printed
+    assert re.search(r"adapters +one an agent, rank 16, alpha 32, on all-linear, [\d,]+ parameters\n", printed)
+    assert printed.endswith("-m mlrl.report runs/mine\n" + printed.splitlines()[-1] + "\n")
+    assert printed.endswith("train/evaluate.py --config runs/mine/config.yaml --agents_dir runs/mine/agents\n")
     before, after = (f"{line['eval/turn_1/reward_mean']:.3f}" for line in (first, last))
     assert f"evaluation reward  {before} -> {after}" in printed
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -149,6 +152,7 @@ def test_full_tuning_as_launched_says_nothing_but_its_own_lines(tiny_llama):
     done = start(*launch, "--cpu", "--num_processes", "1", str(ROOT / "train/magrpo.py"), *words)
     assert (done.returncode, done.stderr) == (0, "")
     own = "algorithm|task|agents|trained|device|rollouts|steps|run folder|peak memory|metrics|evaluation reward"
+    own += "|report|evaluate"
     lines = rf"({own}) +\S.*|evaluation at step \d|  eval/\S+ +\S.*|step \d/\d \|.*|finished"
     strangers = [line for line in done.stdout.splitlines() if not re.fullmatch(lines, line)]
     assert strangers == []
