@@ -73,7 +73,8 @@ class MADPOTrainer(PreferenceTrainer):
         agents, mesh, args = self.team.agents, self.mesh, self.args
         groups = [mesh.reference(agent.index) for agent in agents]
         references = [agent.reference for agent in agents]
-        return team_margins(references, groups, mesh.world, pairs, args.temperature, args.micro_batch_tokens)
+        with self.reference_networks.use():
+            return team_margins(references, groups, mesh.world, pairs, args.temperature, args.micro_batch_tokens)
 
     def _minibatches(self, round: int, pairs: list[PreferencePair]) -> Iterator[Batch]:
         """Every pair once a pass, in a new order each."""

@@ -58,10 +58,16 @@ class MARLHFTrainer(PreferenceTrainer):
 
     def learn(self, round: int, pairs: list[PreferencePair]) -> None:
         """Fits the reward model, then trains the policy on it."""
-        if self.round_state.phase == "fit":
-            self._fit(round, pairs)
-            self.round_state.enter("policy")
-            self.checkpoints.phase_done()
+        with self.reward_network.use():
+            if self.round_state.phase == "fit":
+                self._fit(round, pairs)
+                self.round_state.enter("policy")
+                self.checkpoints.phase_done()
+            with self.reference_networks.use():
+                self._follow(round)
+
+    def _follow(self, round: int) -> None:
+        """The policy phase of a round, from where it stands."""
         for batch in self._remaining(self._policy_batches(round)):
             if self.args.eval_interval and self._crossed(batch):
                 self._evaluate_and_log()
@@ -176,6 +182,9 @@ class MARLHFTrainer(PreferenceTrainer):
             )
             if self.launch.zero is not None and self.reward_model.policy.adapter is None:
                 self.reward_engine = self._make_reward_engine()
+        # DeepSpeed holds on to the place of weights
+        movable = self.reward_model is not None and self.reward_engine is None
+        self.reward_network = self._parking([self.reward_model.policy.base] if movable else [])
 
     def _make_reward_engine(self) -> Engine | HeadedEngine:
         model, settings = self.reward_model, self._optimizer_settings(reward_learning_rate(self.args))
