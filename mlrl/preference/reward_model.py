@@ -19,10 +19,10 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import torch
-from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mlrl.agent_loading import lora_config
 from mlrl.agents import Agent, Team
 from mlrl.losses.preference import PreferenceLossOutputs, bradley_terry_loss
 from mlrl.models.base import Policy
@@ -266,15 +266,7 @@ def make_reward_model(
         # PEFT changes what has gradients: agents keep theirs, a network of its own has none
         others = [p for p in base.model.parameters() if p.requires_grad and shared]
         team.loading.frozen(base, group)
-        targets = arguments.lora_target_modules
-        lora = LoraConfig(
-            r=arguments.lora_rank,
-            lora_alpha=arguments.lora_alpha,
-            lora_dropout=arguments.lora_dropout,
-            target_modules=targets[0] if targets == ["all-linear"] else targets,
-            task_type="CAUSAL_LM",
-        )
-        base.add_adapter(ADAPTER, lora, derive_seed(seed, "reward_model"))
+        base.add_adapter(ADAPTER, lora_config(arguments), derive_seed(seed, "reward_model"))
         policy = Policy(base, ADAPTER)
         quiet_adapter(policy)
     model = RewardModel(policy, source, reader, discount, seed, group)

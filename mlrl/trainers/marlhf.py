@@ -64,17 +64,7 @@ class MARLHFTrainer(PreferenceTrainer):
                 self.round_state.enter("policy")
                 self.checkpoints.phase_done()
             with self.reference_networks.use():
-                self._follow(round)
-
-    def _follow(self, round: int) -> None:
-        """The policy phase of a round, from where it stands."""
-        for batch in self._remaining(self._policy_batches(round)):
-            if self.args.eval_interval and self._crossed(batch):
-                self._evaluate_and_log()
-            self._run_step(batch)
-            if self.interval.due(self.env_step):
-                self._log_training()
-            self.checkpoints.after_step(batch)
+                self.take_steps(self._policy_batches(round))
 
     def collect(self, batch: Batch) -> list[RolloutTree]:
         """Trees whose rewards are the learned ones; the task's are logged beside them."""

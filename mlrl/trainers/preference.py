@@ -224,6 +224,20 @@ class PreferenceTrainer(Trainer):
         bound = "" if self.args.max_steps is None else f", at most {self.args.max_steps} steps"
         return super()._describe() | {"steps": f"{len(self.rounds)} rounds, {size} each{bound}"}
 
+    def take_steps(self, batches: Iterator[Batch], log_all: bool = False) -> None:
+        """The steps of a phase from where it stands, with the evaluations, log lines and checkpoints between them.
+
+        Args:
+            log_all: a line a step, for steps that evaluate no rewards, as `logging_steps` counts.
+        """
+        for batch in self._remaining(batches):
+            if self.args.eval_interval and self._crossed(batch):
+                self._evaluate_and_log()
+            self._run_step(batch)
+            if log_all or self.interval.due(self.env_step):
+                self._log_training()
+            self.checkpoints.after_step(batch)
+
     def _remaining(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of a phase that are still to be trained on, as many as `max_steps` allows."""
         for number, batch in enumerate(batches):
