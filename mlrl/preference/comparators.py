@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mlrl.models.base import Base
 from mlrl.preference.pairs import Sampling, Trajectory, dropped_failures, trajectories
 from mlrl.preference.snapshots import FrozenTwin, PolicyHistory, team_weights
 from mlrl.preference.writers import Writer, WrittenCollector
@@ -110,6 +111,11 @@ class PolicyComparator:
             self.collector = dataclasses.replace(collector, team=self.twin.team, sampler=sampler)
         self._policy = ""
 
+    @property
+    def bases(self) -> list[Base]:
+        """The networks here that it plays with."""
+        return self.collector.team.bases
+
     def begin_round(self, round: int) -> None:
         """Says that a round (counted from 1) begins: call it before anything of that round is learned."""
         self._policy = f"agents at round {round}"
@@ -148,6 +154,11 @@ class WrittenComparator:
     def requests(self) -> int:
         """Requests to a server so far, on the rank that sends them."""
         return self.writer.requests
+
+    @property
+    def bases(self) -> list[Base]:
+        """The networks here that it plays with."""
+        return self.writer.bases
 
     def begin_round(self, round: int) -> None:
         """Nothing changes from round to round."""
