@@ -100,16 +100,20 @@ def load_policy(base: Base, source: Source, arguments: AgentArguments, name: str
         adapters[id(source.base), active] = name
         return Policy(base, active)
     else:
-        targets = arguments.lora_target_modules
-        lora = LoraConfig(
-            r=arguments.lora_rank,
-            lora_alpha=arguments.lora_alpha,
-            lora_dropout=arguments.lora_dropout,
-            target_modules=targets[0] if isinstance(targets, list) and targets == ["all-linear"] else targets,
-            task_type="CAUSAL_LM",
-        )
-        base.add_adapter(name, lora, seed)
+        base.add_adapter(name, lora_config(arguments), seed)
     return Policy(base, name)
+
+
+def lora_config(arguments: AgentArguments) -> LoraConfig:
+    """A fresh adapter's."""
+    targets = arguments.lora_target_modules
+    return LoraConfig(
+        r=arguments.lora_rank,
+        lora_alpha=arguments.lora_alpha,
+        lora_dropout=arguments.lora_dropout,
+        target_modules=targets[0] if isinstance(targets, list) and targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    )
 
 
 def check_sources(

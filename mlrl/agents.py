@@ -72,17 +72,25 @@ class Agent:
             self._save(place)
 
     def _save(self, folder: Path) -> None:
+        self._save_weights(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def save_weights(self, folder: Path) -> None:
+        """Writes a PEFT adapter, or a full model, alone."""
+        with whole_files(folder) as place:
+            self._save_weights(place)
+
+    def _save_weights(self, folder: Path) -> None:
         if self.adapter is None:
             self.base.model.save_pretrained(folder)
-        else:
-            peft_model = self.base.peft_model
-            state = get_peft_model_state_dict(peft_model, adapter_name=self.adapter)
-            state = {name: weight.detach().cpu().contiguous() for name, weight in state.items()}
-            save_file(state, folder / "adapter_model.safetensors")
-            lora = copy.copy(peft_model.peft_config[self.adapter])
-            lora.inference_mode, lora.base_model_name_or_path = True, self.source.place
-            lora.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+            return
+        peft_model = self.base.peft_model
+        state = get_peft_model_state_dict(peft_model, adapter_name=self.adapter)
+        state = {name: weight.detach().cpu().contiguous() for name, weight in state.items()}
+        save_file(state, folder / "adapter_model.safetensors")
+        lora = copy.copy(peft_model.peft_config[self.adapter])
+        lora.inference_mode, lora.base_model_name_or_path = True, self.source.place
+        lora.save_pretrained(folder)
 
 
 @dataclass

@@ -19,10 +19,12 @@ from mlrl.config_critics import (
     check_centralized,
     check_independent,
 )
+from mlrl.config_evaluation import check_output, check_protocol
 from mlrl.config_models import AgentArguments, ModelArguments
 from mlrl.config_preference import DPOArguments, PreferenceArguments, RewardModelArguments
 from mlrl.config_rollout import RewardArguments, RolloutArguments, SamplingArguments, check_rewards
 from mlrl.config_team import check_agents_dir
+from mlrl.config_vllm import VLLMArguments, check_vllm
 
 Tracker = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -114,7 +116,7 @@ class EvaluationArguments:
     eval_num_samples: int | None = 4
     """Items evaluated: the first so many of the eval set; 0: none, None: all"""
     eval_num_generations: int = 1
-    """Episodes an item (mean, standard error, best of n)"""
+    """Episodes an item (mean, standard error, best of n, pass@k)"""
     eval_batch_size: int | None = None
     """Items evaluated at once; None: as many as max_rollout_rows allows"""
     eval_temperature: float | None = None
@@ -145,6 +147,8 @@ class RunArguments:
     """Folder for Weights & Biases files; None: the run folder"""
     completions_steps: int = 10
     """Write prompts, responses and rewards every so many steps; 0: never"""
+    profile: bool = False
+    """Write where each step's time goes into profile/ of the run folder"""
     seed: int = 42
     """Seed of sampling, initial weights and order"""
 
@@ -189,6 +193,7 @@ class TrainerConfig(
     AgentArguments,
     PlacementArguments,
     RolloutArguments,
+    VLLMArguments,
     RewardArguments,
     LearningArguments,
     PolicyLossArguments,
@@ -216,6 +221,7 @@ class TrainerConfig(
             *rules.check_updates(self, num_agents),
             *rules.check_run(self),
             *check_checkpoints(self),
+            *check_vllm(self),
         ]
 
     def check_baseline(self, num_agents: int | None) -> list[str]:
@@ -286,6 +292,8 @@ class EvaluationConfig(ModelArguments, SamplingArguments, RewardArguments, Evalu
 
     agents_dir: str | None = None
     """Folder with agent_0, agent_1, ... of a trained team (in place of a model)"""
+    protocol: Literal["team", "single", "parallel", "sequential", "discussion"] = "team"
+    """team, or a baseline without training: single, parallel, sequential, discussion"""
     eval_num_samples: int | None = None
     """Items evaluated: the first so many of the eval set; None: all"""
     output: str | None = None
@@ -301,7 +309,8 @@ class EvaluationConfig(ModelArguments, SamplingArguments, RewardArguments, Evalu
         check_agents_dir(self)
         rules.check_team(self, num_agents)
         check_rewards(self)
-        rules.check_output(self.output)
+        check_output(self.output)
+        check_protocol(self)
         return rules.check_collaboration(self)
 
 

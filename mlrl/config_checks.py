@@ -40,6 +40,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rollout_rows": _ONE_OR_MORE,
     "num_generations": _ONE_OR_MORE,
     "rollout_batch_size": _ONE_OR_MORE,
+    "vllm_start_timeout": _POSITIVE,
+    "vllm_timeout": _POSITIVE,
+    "vllm_max_retries": _NOT_NEGATIVE,
+    "vllm_max_concurrency": _ONE_OR_MORE,
+    "rollout_is_cap": (lambda v: v > 0, "a number above 0, or None for no weights"),
+    "rollout_kl_limit": (lambda v: v > 0, "a number above 0, or None for no limit"),
     "agent_learning_rate": _NOT_NEGATIVE,
     "num_train_epochs": _ONE_OR_MORE,
     "max_steps": _ONE_OR_NONE,
@@ -105,6 +111,7 @@ _NOT_EMPTY |= {"critic_model", "critics", "lora_target_modules", "report_to", "a
 _NOT_EMPTY |= {"comparator_model_name", "comparator_agents", "comparator_api_url", "comparator_api_model"}
 _NOT_EMPTY |= {"comparator_api_key_env", "reward_model_name", "preference_replay_from"}
 _NOT_EMPTY |= {"comparator_api_key_header", "comparator_api_response_field"}
+_NOT_EMPTY |= {"vllm_url", "vllm_devices", "vllm_python"}
 _NOT_EMPTY |= {"resume_from_checkpoint", "allow_changed"}
 _NOT_EMPTY |= {"wandb_project", "wandb_entity", "wandb_tags", "wandb_dir", "output"}
 _PATHS = ("agent_model", "agents", "reference_model", "agents_dir", "output_dir", "wandb_dir", "output")

@@ -234,19 +234,10 @@ def check_run_folder(output_dir: str, run_name: str) -> None:
             f"run_name={run_name!r}: {folder} exists already. Give another run_name or output_dir, "
             "or --resume_from_checkpoint latest to go on with it."
         )
-    _check_writable("output_dir", output_dir, Path(output_dir))
+    check_writable("output_dir", output_dir, Path(output_dir))
 
 
-def check_output(output: str | None) -> None:
-    """The output file can be written; one that exists is replaced."""
-    if output is None:
-        return
-    if output.endswith("/") or Path(output).is_dir():
-        raise ConfigError(f"output={output!r}: is a folder. Give the name of a file, such as results.json.")
-    _check_writable("output", output, Path(output).parent)
-
-
-def _check_writable(name: str, value: str, folder: Path) -> None:
+def check_writable(name: str, value: str, folder: Path) -> None:
     """The folder can be written in, or made in the nearest one that exists."""
     folder = folder.absolute()
     while not folder.exists():

@@ -116,8 +116,17 @@ class Console:
             if self._line_env_step is None or gap >= self._log_interval or step == self._total_steps:
                 self._print_step()
 
-    def evaluation(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Show an evaluation as a table, beside the first evaluation of this run; outside of training without step."""
+    def evaluation(
+        self,
+        metrics: Mapping[str, Any],
+        step: int | None = None,
+        intervals: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
+        """Show an evaluation as a table, beside the first evaluation of this run; outside of training without step.
+
+        Args:
+            intervals: 95 % confidence intervals by metric, shown outside of training.
+        """
         if self._step == self._first_step:
             self._first_time = self._clock()  # an evaluation before training is no part of the time a step takes
         with_change = self.first_evaluation is not None
@@ -127,6 +136,9 @@ class Console:
             return
         title = "evaluation" if step is None else f"evaluation at step {step}"
         rows = [(name, _number(value), *_change(first.get(name), value)) for name, value in metrics.items()]
+        if intervals:
+            self._show_intervals(title, metrics, intervals)
+            return
         if self.plain:
             width = max((len(name) for name in metrics), default=0)
             self._print(Text(title))
@@ -139,6 +151,25 @@ class Console:
             table.add_column(name, justify="right")
         for name, *numbers in rows:
             table.add_row(Text(name), *(numbers if with_change else numbers[:1]))
+        self._rich.print(table)
+
+    def _show_intervals(self, title: str, metrics: Mapping[str, Any], intervals: Mapping[str, tuple]) -> None:
+        rows = [
+            (name, _number(value), " .. ".join(map(_number, intervals[name])) if name in intervals else "")
+            for name, value in metrics.items()
+        ]
+        if self.plain:
+            names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+            self._print(Text(f"{title} (95 % confidence intervals)"))
+            for name, value, interval in rows:
+                self._print(Text(f"  {name:<{names}}  {value:>{values}}  {interval}".rstrip()))
+            return
+        table = Table(title=title, title_justify="left", title_style="bold")
+        table.add_column("metric")
+        table.add_column("value", justify="right")
+        table.add_column("95 % interval", justify="right")
+        for name, value, interval in rows:
+            table.add_row(Text(name), value, interval)
         self._rich.print(table)
 
     def note(self, text: str) -> None:

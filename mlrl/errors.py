@@ -18,3 +18,7 @@ class NonFiniteError(RuntimeError):
 
 class StorageError(OSError):
     """A file of a run cannot be written, such as on a full disk; the message names its path."""
+
+
+class RolloutError(RuntimeError):
+    """A server that samples for the agents died, or answers what cannot be trained on; checkpoints are as they were."""

@@ -67,13 +67,16 @@ class _TryAgain(_RequestFailed):
 class RemoteModel:
     """A model over HTTP. Thread-safe; close it, or use it in a `with`.
 
+    Args:
+        spent: requests of the budget that are gone already.
+
     Raises:
         ConfigError: the variable that should hold the key is not set.
     """
 
-    def __init__(self, settings: RemoteSettings):
+    def __init__(self, settings: RemoteSettings, spent: int = 0):
         self.settings = settings
-        self.stats = RemoteStats()
+        self.stats = RemoteStats(attempts=spent)
         self._key = _read_key(settings.key_env)
         headers = {"Content-Type": "application/json", **default_headers(settings.format), **settings.headers}
         if self._key is not None:

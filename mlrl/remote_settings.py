@@ -88,7 +88,7 @@ class RemoteRequest:
 
 @dataclass
 class RemoteStats:
-    """Counts since the client was made.
+    """Counts since the client was made, attempts from those that were spent before.
 
     Attributes:
         attempts: requests sent, failed ones included; this is what `max_requests` bounds. retries: those after the

@@ -34,12 +34,14 @@ LATEST = "latest"
 # Settings that a resumed run may change: how long, how fast, what is written, and where and in which pieces it runs.
 MAY_CHANGE = {
     *("num_train_epochs", "max_steps", "agent_learning_rate", "critic_learning_rate", "lr_scheduler", "warmup_steps"),
-    *("logging_steps", "report_to", "output_dir", "run_name", "completions_steps", "max_nonfinite_steps"),
+    *("logging_steps", "report_to", "output_dir", "run_name", "completions_steps", "profile", "max_nonfinite_steps"),
     *("wandb_project", "wandb_entity", "wandb_tags", "wandb_dir"),
     *("eval_interval", "eval_num_samples", "eval_num_generations", "eval_batch_size", "eval_temperature"),
     *("save_steps", "save_total_limit", "resume_from_checkpoint", "allow_changed"),
     *("reward_timeout", "reward_processes"),
     *("placement", "ranks_per_agent", "reference_ranks", "critic_ranks", "reward_model_ranks", "comparator_ranks"),
+    *("vllm_url", "vllm_spawn", "vllm_devices", "vllm_python", "vllm_args", "vllm_start_timeout", "vllm_timeout"),
+    *("vllm_max_retries", "vllm_max_concurrency", "rollout_kl_limit"),
     *("micro_batch_tokens", "max_rollout_rows", "gradient_checkpointing", "attn_implementation"),
 }
 # Settings that say the same as an entry of the fingerprints, or how to find what has one.
@@ -303,6 +305,7 @@ def _digest(text: str) -> str:
 def file_sizes(folder: RunFolder) -> dict[str, int]:
     """Bytes of every file that a run only appends to."""
     files = [folder.metrics, folder.histograms, *sorted(folder.completions.glob("*.jsonl"))]
+    files += sorted(folder.profile.glob("*.jsonl"))
     return {str(file.relative_to(folder.path)): file.stat().st_size for file in files if file.exists()}
 
 

@@ -160,6 +160,11 @@ class RunFolder:
         return self.path / "completions"
 
     @property
+    def profile(self) -> Path:
+        """Folder of where time went, ``rank_0.jsonl`` and so on."""
+        return self.path / "profile"
+
+    @property
     def preferences(self) -> Path:
         """Folder of the rounds of preference pairs."""
         return self.path / "preferences"
@@ -173,6 +178,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder of ``checkpoint-N``, N the step."""
         return self.path / "checkpoints"
+
+    @property
+    def sampling(self) -> Path:
+        """Folder of what sampling servers read and print."""
+        return self.path / "sampling"
 
     @property
     def agents(self) -> Path:

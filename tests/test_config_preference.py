@@ -78,6 +78,10 @@ IMPOSSIBLE = [
     ({"preference_num_candidates": 1}, "preference_num_candidates=1: a pair is made of two"),
     ({"pair_selection": "comparator_reward"}, "pair_selection='comparator_reward': without iterations"),
     ({"comparator_ranks": 1}, "comparator_ranks=1: only another model"),
+    *(
+        ({"comparator_policy": word, "comparator_api_url": url, "comparator_ranks": 2}, "comparator_ranks=2: only ano")
+        for word, url in (("current_copy", None), ("history", None), ("api", URL))
+    ),
     ({"comparator_policy": "model"}, "comparator_policy='model': names no model"),
     (
         {"comparator_policy": "model", "comparator_model_name": "a/b", "comparator_agents": ["a/b"]},

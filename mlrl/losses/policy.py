@@ -19,6 +19,9 @@ of REINFORCE, which the token form has anyway. `dual_clip` c > 1 bounds each min
 | constant         | 1 / max_new_tokens: same direction (Dr. GRPO, 2503.20783)                      |
 | sequence_mean    | 1 / L_s: optimises reward a token                                              |
 
+Where sequences were drawn by another system than the one that scores them, token t has a fixed weight ω_t
+(`token_weights_T`): A_s·Σ_t ω_t log π_t, Σ_t ω_t·min(…), or at sequence level mean_t ω_t · L_s · min(…).
+
 Everything is a plain sum over the sequences given, so that micro-batches add up. Weight 0 drops a sequence.
 Legend: S sequences, T tokens of all sequences one after the other.
 """
@@ -76,6 +79,7 @@ class PolicyLossInputs:
         advantages_S, weights_S: A and w; a minibatch of n of M samples has w already multiplied by M/n.
         old_logprobs_T: at the weights that sampled; None where these still are the current ones (ratios are 1).
         entropy_T: full-vocabulary entropy of each token, with gradient if `entropy_coef` is used.
+        token_weights_T: ω, of tokens that another system drew (`mlrl.estimators.mismatch`); None: all 1.
     """
 
     logprobs_T: Tensor
@@ -84,6 +88,7 @@ class PolicyLossInputs:
     weights_S: Tensor
     old_logprobs_T: Tensor | None = None
     entropy_T: Tensor | None = None
+    token_weights_T: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -119,20 +124,25 @@ def policy_loss(inputs: PolicyLossInputs, settings: PolicyLossSettings) -> Polic
     def total(values_T: Tensor) -> Tensor:
         return values_T.new_zeros(len(lengths_S)).index_add(0, sequence_T, values_T)
 
+    def weighted(values_T: Tensor) -> Tensor:
+        return values_T if inputs.token_weights_T is None else inputs.token_weights_T.detach() * values_T
+
     kl_S = clipped_S = ratio_max = None
     if settings.clip_range is None:
-        objective_S = inputs.advantages_S * total(inputs.logprobs_T)
+        objective_S = inputs.advantages_S * total(weighted(inputs.logprobs_T))
     else:
         old_T = inputs.logprobs_T.detach() if inputs.old_logprobs_T is None else inputs.old_logprobs_T
         log_ratio_T = (inputs.logprobs_T - old_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         if settings.importance_level == "token":
             ratio_T = log_ratio_T.exp()
             objective_T, clipped_T = _clipped(ratio_T, inputs.advantages_S[sequence_T], settings)
-            objective_S, clipped_S, ratio_max = total(objective_T), total(clipped_T), float(ratio_T.detach().amax())
+            objective_S, clipped_S = total(weighted(objective_T)), total(clipped_T)
+            ratio_max = float(ratio_T.detach().amax())
         else:
             ratio_S = (total(log_ratio_T) / lengths_S).exp()
             bounded_S, cut_S = _clipped(ratio_S, inputs.advantages_S, settings)
-            objective_S, clipped_S, ratio_max = bounded_S * lengths_S, cut_S * lengths_S, float(ratio_S.detach().amax())
+            objective_S = bounded_S * total(weighted(torch.ones_like(log_ratio_T)))  # Σ ω, which is L without weights
+            clipped_S, ratio_max = cut_S * lengths_S, float(ratio_S.detach().amax())
         with torch.no_grad():
             kl_S = total(log_ratio_T.exp() - 1 - log_ratio_T)
 

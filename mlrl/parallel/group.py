@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from mlrl.profiling import span
+
 T, R = TypeVar("T"), TypeVar("R")
 
 _BUCKET = 2**25  # elements of one reduction: 128 MB of float32
@@ -59,7 +61,8 @@ class Group:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.objects)
+        with span("communication"):
+            dist.all_gather_object(values, value, group=self.objects)
         return values
 
     def from_first(self, make: Callable[[], T]) -> T:
@@ -67,7 +70,8 @@ class Group:
         if self.size == 1:
             return make()
         box = [make() if self.is_first else None]
-        dist.broadcast_object_list(box, src=self.ranks[0], group=self.objects)
+        with span("communication"):
+            dist.broadcast_object_list(box, src=self.ranks[0], group=self.objects)
         return box[0]
 
     def map(self, function: Callable[[T], R], pieces: Sequence[T], costs: Sequence[float] | None = None) -> list[R]:
@@ -87,6 +91,10 @@ class Group:
         """Adds up tensors of equal shapes over the members, in place and in few reductions."""
         if self.size == 1:
             return
+        with span("communication"):
+            self._sum_buckets(tensors)
+
+    def _sum_buckets(self, tensors: Sequence[torch.Tensor]) -> None:
         bucket: list[torch.Tensor] = []
         for tensor in tensors:
             if bucket and (
@@ -110,7 +118,8 @@ class Group:
     def barrier(self) -> None:
         """Waits for all members."""
         if self.size > 1:
-            dist.barrier(group=self.objects)
+            with span("communication"):
+                dist.barrier(group=self.objects)
 
 
 def spread(costs: Sequence[float], size: int) -> list[int]:

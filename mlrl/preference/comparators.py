@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mlrl.models.base import Base
 from mlrl.preference.pairs import Sampling, Trajectory, dropped_failures, trajectories
 from mlrl.preference.snapshots import FrozenTwin, PolicyHistory, team_weights
 from mlrl.preference.writers import Writer, WrittenCollector
@@ -86,13 +87,15 @@ def play(
 
 
 class PolicyComparator:
-    """`current`, `current_copy` or `history`.
+    """`current`, `current_copy` or `history`; `requests` to a server are none.
 
     Args:
         word: which of the three.
         collector: of the live team; made before its optimizers (see `FrozenTwin`).
         k: rounds back, for `history`.
     """
+
+    requests = 0
 
     def __init__(self, word: str, collector: Collector, k: int = 1):
         if word not in SNAPSHOTS:
@@ -107,6 +110,11 @@ class PolicyComparator:
             sampler = Sampler(self.twin.team, collector.sampler.max_rows)
             self.collector = dataclasses.replace(collector, team=self.twin.team, sampler=sampler)
         self._policy = ""
+
+    @property
+    def bases(self) -> list[Base]:
+        """The networks here that it plays with."""
+        return self.collector.team.bases
 
     def begin_round(self, round: int) -> None:
         """Says that a round (counted from 1) begins: call it before anything of that round is learned."""
@@ -141,6 +149,16 @@ class WrittenComparator:
     def __init__(self, word: str, name: str, live: Collector, writer: Writer):
         self.word, self.name, self.writer = word, name, writer
         self.collector = WrittenCollector(live.team, live.sampler, live.environment, writer=writer)
+
+    @property
+    def requests(self) -> int:
+        """Requests to a server so far, on the rank that sends them."""
+        return self.writer.requests
+
+    @property
+    def bases(self) -> list[Base]:
+        """The networks here that it plays with."""
+        return self.writer.bases
 
     def begin_round(self, round: int) -> None:
         """Nothing changes from round to round."""

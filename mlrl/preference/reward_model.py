@@ -13,19 +13,21 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import torch
-from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mlrl.agent_loading import lora_config
 from mlrl.agents import Agent, Team
 from mlrl.losses.preference import PreferenceLossOutputs, bradley_terry_loss
 from mlrl.models.base import Policy
 from mlrl.parallel.group import Group
+from mlrl.parallel.zero import own_part, part_of_whole, set_own_part, whole_of_parts
 from mlrl.preference.dropout import quiet_adapter
 from mlrl.preference.joint_text import JointBatch, JointInput, JointReader, joint_batches, stand_in_batch
 from mlrl.preference.spreading import rank_batches
@@ -86,7 +88,14 @@ class RewardModel:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """What training changes."""
-        return [*self.policy.parameters(), *self.head.parameters()]
+        return [*self.backbone, *self.head.parameters()]
+
+    @property
+    def backbone(self) -> list[nn.Parameter]:
+        """Without the head."""
+        if self.policy.adapter is None:  # without the output layer, which is not run
+            return list(self.policy.base.language_model.backbone.parameters())
+        return self.policy.parameters()
 
     def scores(self, batch: JointBatch) -> Tensor:
         """R̃ of every text of a batch, (texts,), float32, with gradient. Call inside `policy.use()`."""
@@ -124,38 +133,54 @@ class RewardModel:
                     mine |= dict(zip(batch.places, self.scores(batch).tolist(), strict=True))
         return self.group.collect(mine, len(inputs))
 
-    def rank_batches(self, wholes: Sequence[Sequence[JointInput]], max_tokens: int) -> list[JointBatch | None]:
-        """This rank's batches of things of one or several texts each; None: run a stand-in, since others run one."""
+    def rank_batches(
+        self, wholes: Sequence[Sequence[JointInput]], max_tokens: int, lockstep: bool = False
+    ) -> list[JointBatch | None]:
+        """This rank's batches of things of one or several texts each; None: run a stand-in, since others run one.
+
+        Args:
+            lockstep: whether ranks must run equally many; with sharded weights they always do.
+        """
         costs = [float(sum(map(len, inputs))) for inputs in wholes]
-        lockstep = self.policy.base.shard is not None
+        lockstep = lockstep or self.policy.base.shard is not None
         return rank_batches(
             costs, lambda places: joint_batches([wholes[place] for place in places], max_tokens), self.group, lockstep
         )
 
     def state(self) -> list[Tensor]:
-        """A copy of all trained weights in main memory."""
-        return [p.detach().to("cpu", copy=True) for p in self.parameters]
+        """A copy in main memory of what this rank has of all trained weights: its parts where they are sharded."""
+        return [own_part(p).detach().to("cpu", copy=True) for p in self.parameters]
 
-    @torch.no_grad()
     def load_state(self, state: Sequence[Tensor]) -> None:
         """Back to weights from `state`."""
         for parameter, value in zip(self.parameters, state, strict=True):
-            parameter.copy_(value)
+            set_own_part(parameter, value)
+
+    def whole_state(self) -> Iterator[Tensor]:
+        """All trained weights, whole, one after another; all ranks of the group go through it together."""
+        for parameter in self.parameters:
+            yield whole_of_parts(parameter, own_part(parameter).detach(), self.group)
 
     def kept(self) -> dict[str, Tensor]:
-        """What a checkpoint has to hold, by name."""
-        weights = {f"{number:04d}": value for number, value in enumerate(self.state())}
+        """What a checkpoint has to hold, by name; all ranks of the group call it."""
+        weights = {f"{number:04d}": value.to("cpu", copy=True) for number, value in enumerate(self.whole_state())}
         return weights | {"normalization": torch.tensor(astuple(self.normalization), dtype=torch.float64)}
 
     def put_back(self, kept: dict[str, Tensor]) -> None:
         """Goes on with what `kept` gave."""
         self.normalization = Normalization(*kept["normalization"].tolist())
-        self.load_state([value for name, value in sorted(kept.items()) if name != "normalization"])
+        wholes = [value for name, value in sorted(kept.items()) if name != "normalization"]
+        self.load_state([part_of_whole(p, v, self.group) for p, v in zip(self.parameters, wholes, strict=True)])
 
     def save(self, folder: str | Path) -> None:
-        """Writes the adapter or network with its tokenizer, the head, and the normalization."""
-        with whole_files(folder) as place:
-            self._save(place)
+        """Writes the adapter or network with its tokenizer, the head, and the normalization, on the group's first rank.
+
+        All ranks of the group call it.
+        """
+        with nullcontext() if self.policy.adapter is not None else self.policy.base.whole():
+            if self.group.is_first:
+                with whole_files(folder) as place:
+                    self._save(place)
 
     def _save(self, folder: Path) -> None:
         saved = Agent(
@@ -241,21 +266,15 @@ def make_reward_model(
         # PEFT changes what has gradients: agents keep theirs, a network of its own has none
         others = [p for p in base.model.parameters() if p.requires_grad and shared]
         team.loading.frozen(base, group)
-        targets = arguments.lora_target_modules
-        lora = LoraConfig(
-            r=arguments.lora_rank,
-            lora_alpha=arguments.lora_alpha,
-            lora_dropout=arguments.lora_dropout,
-            target_modules=targets[0] if targets == ["all-linear"] else targets,
-            task_type="CAUSAL_LM",
-        )
-        base.add_adapter(ADAPTER, lora, derive_seed(seed, "reward_model"))
+        base.add_adapter(ADAPTER, lora_config(arguments), derive_seed(seed, "reward_model"))
         policy = Policy(base, ADAPTER)
         quiet_adapter(policy)
-    trained = {id(p) for p in [*others, *policy.parameters()]}
+    model = RewardModel(policy, source, reader, discount, seed, group)
+    model.head.to(team.loading.device)  # where a network that is to be sharded is not yet
+    trained = {id(p) for p in [*others, *model.backbone]}
     for parameter in base.model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
-    return RewardModel(policy, source, reader, discount, seed, group)
+    return model
 
 
 def last_hidden(policy: Policy, batch: JointBatch) -> Tensor:

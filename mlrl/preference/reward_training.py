@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from mlrl.parallel.engine import Engine
+from mlrl.parallel.headed import HeadedEngine
 from mlrl.preference.dropout import adapter_dropout
 from mlrl.preference.joint_text import JointInput, read_pair, stand_in_batch
 from mlrl.preference.pairs import PreferencePair
@@ -63,7 +65,7 @@ class FitReport:
 
 def fit(
     model: RewardModel,
-    engine: Engine,
+    engine: Engine | HeadedEngine,
     pairs: Sequence[PreferencePair],
     settings: FitSettings,
     on_epoch: Callable[[int, PairScores], None] | None = None,
@@ -73,11 +75,12 @@ def fit(
     All ranks that hold the model call it with the same pairs, and get the same report.
 
     Args:
-        engine: of `model.parameters`, over the model's ranks.
+        engine: of `model.parameters`, over the model's ranks. It starts at the weights as they are, and ends as new.
         on_epoch: hears of every epoch and its validation.
     """
     read = [read_pair(model.reader, pair) for pair in pairs]
     training, validation = split_by_item([pair.item_key for pair in pairs], settings.seed, settings.validation_fraction)
+    engine.load_state("master", model.whole_state())  # which may be those of an earlier epoch, or of a checkpoint
     best, best_epoch, epochs, skipped = None, settings.num_epochs, [], 0
     for epoch in range(1, settings.num_epochs + 1):
         order = np.random.default_rng(derive_seed(settings.seed, "reward_model", epoch)).permutation(training).tolist()
@@ -91,12 +94,16 @@ def fit(
         loss = epochs[-1].loss
         if loss is not None and (best is None or loss < best[0]):
             best, best_epoch = (loss, model.state()), epoch
+    engine.load_state("step", (torch.zeros([]) for _ in engine.parameters))  # gives the optimizer's moments up
+    engine.updates = 0
     if best is not None and best_epoch != settings.num_epochs:
         model.load_state(best[1])
-    model.normalization = _normalization(model, pairs, read, training, settings.micro_batch_tokens)
+    seen = [read[place] for place in training]
+    scores = model.score_texts(_texts(seen), settings.micro_batch_tokens)
+    model.normalization = fit_normalization([key for place in training for key in _turns(pairs[place])], scores)
     return FitReport(
-        train=score_pairs(model, [read[place] for place in training], settings.micro_batch_tokens),
-        validation=score_pairs(model, [read[place] for place in validation], settings.micro_batch_tokens),
+        train=_rate(model, seen, scores),
+        validation=epochs[best_epoch - 1],
         best_epoch=best_epoch,
         epochs=epochs,
         skipped=skipped,
@@ -125,10 +132,14 @@ def split_by_item(item_keys: Sequence[str], seed: int, fraction: float) -> tuple
 
 def score_pairs(model: RewardModel, read: Sequence[ReadPair], max_tokens: int) -> PairScores:
     """Loss and accuracy without any training."""
+    return _rate(model, read, model.score_texts(_texts(read), max_tokens) if read else [])
+
+
+def _rate(model: RewardModel, read: Sequence[ReadPair], scores: Sequence[float]) -> PairScores:
+    """Loss and accuracy by the scores of all texts, in the order of `_texts`."""
     if not read:
         return PairScores(None, None, 0)
-    flat = [given for pair in read for side in pair for given in side]
-    values = iter(model.score_texts(flat, max_tokens))
+    values = iter(scores)
     losses, correct = [], 0
     for winner, loser in read:
         sides = [
@@ -141,10 +152,15 @@ def score_pairs(model: RewardModel, read: Sequence[ReadPair], max_tokens: int) -
 
 
 def _update(
-    model: RewardModel, engine: Engine, read: Sequence[ReadPair], settings: FitSettings, dropout_seed: int
+    model: RewardModel,
+    engine: Engine | HeadedEngine,
+    read: Sequence[ReadPair],
+    settings: FitSettings,
+    dropout_seed: int,
 ) -> bool:
     """One optimizer update; False where its gradient was not finite and it was left out."""
-    batches = model.rank_batches([[*winner, *loser] for winner, loser in read], settings.micro_batch_tokens)
+    pairs = [[*winner, *loser] for winner, loser in read]
+    batches = model.rank_batches(pairs, settings.micro_batch_tokens, engine.lockstep)
     with model.policy.use(), adapter_dropout(model.policy, dropout_seed):
         for number, batch in enumerate(batches, start=1):
             if batch is None:
@@ -161,13 +177,11 @@ def _update(
     return True
 
 
-def _normalization(
-    model: RewardModel, pairs: Sequence[PreferencePair], read: Sequence[ReadPair], training: list[int], max_tokens: int
-) -> Normalization:
-    groups, inputs = [], []
-    for place in training:
-        for side in read[place]:
-            for turn, given in enumerate(side):
-                groups.append((pairs[place].item_key, turn))
-                inputs.append(given)
-    return fit_normalization(groups, model.score_texts(inputs, max_tokens))
+def _texts(read: Sequence[ReadPair]) -> list[JointInput]:
+    """All texts, the winner's turns of a pair before the loser's."""
+    return [given for pair in read for side in pair for given in side]
+
+
+def _turns(pair: PreferencePair) -> list[tuple[str, int]]:
+    """Item and turn of each of the texts of a pair."""
+    return [(pair.item_key, turn) for side in (pair.winner, pair.loser) for turn in range(len(side.turns))]

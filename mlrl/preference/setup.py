@@ -20,7 +20,11 @@ _TAG_TOKENS = 24  # an agent: what the tags of its section take, generously
 
 
 def make_comparator(
-    args: ComparatorArguments, live: Collector, sampling: SamplingParams, cache: str | Path | None = None
+    args: ComparatorArguments,
+    live: Collector,
+    sampling: SamplingParams,
+    cache: str | Path | None = None,
+    spent: int = 0,
 ) -> PolicyComparator | WrittenComparator:
     """The comparator that the settings name.
 
@@ -28,6 +32,7 @@ def make_comparator(
         live: collector of the team that learns.
         sampling: of a response; whoever writes all roles in one text may write so much for each.
         cache: JSONL file for the answers of an API, so that a resumed round asks for nothing twice.
+        spent: requests to an API that the run has sent before it was resumed.
 
     Raises:
         ConfigError: a model cannot be loaded, or the key's variable is not set.
@@ -42,7 +47,7 @@ def make_comparator(
     writer: Writer
     if args.comparator_policy == "api":
         name = args.comparator_api_model or args.comparator_api_url
-        writer = RemoteWriter(_remote_model(args, sampling, cache), live.world)
+        writer = RemoteWriter(_remote_model(args, sampling, cache, spent), live.world)
     else:
         names = args.comparator_agents or [args.comparator_model_name] * (1 if centralized else num_agents)
         name = ", ".join(dict.fromkeys(names))
@@ -108,8 +113,10 @@ def remote_settings(args: ComparatorArguments, sampling: SamplingParams, cache: 
     )
 
 
-def _remote_model(args: ComparatorArguments, sampling: SamplingParams, cache: str | Path | None) -> RemoteModel:
+def _remote_model(
+    args: ComparatorArguments, sampling: SamplingParams, cache: str | Path | None, spent: int = 0
+) -> RemoteModel:
     try:
-        return RemoteModel(remote_settings(args, sampling, cache))
+        return RemoteModel(remote_settings(args, sampling, cache), spent)
     except ConfigError as error:
         raise ConfigError(f"comparator_api_{error}") from None  # its fields have the same names, less the prefix

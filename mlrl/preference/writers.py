@@ -15,6 +15,7 @@ from typing import Protocol
 from mlrl.agents import Agent
 from mlrl.centralized import centralized_prompt, split_roles
 from mlrl.errors import TaskError
+from mlrl.models.base import Base
 from mlrl.parallel.group import Group
 from mlrl.prompts import Prompt
 from mlrl.remote import RemoteModel, RemoteRequest
@@ -47,6 +48,10 @@ class Writer(Protocol):
 
     lost: Counter
     """Responses that could not be had so far, by reason."""
+    requests: int
+    """Requests that were sent to a server so far."""
+    bases: list[Base]
+    """The networks here that write."""
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
         """[request][agent][count]: a text, a response of the agent's own tokens, or None. All ranks call it together,
@@ -63,6 +68,14 @@ class RemoteWriter:
     def lost(self) -> Counter:
         stats = self.model.stats
         return stats.failures + Counter({"no text": stats.empty})
+
+    @property
+    def requests(self) -> int:
+        return self.model.stats.attempts
+
+    @property
+    def bases(self) -> list[Base]:
+        return []
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
         """As `Writer.write`. Raises TaskError where not one of the texts could be had."""
@@ -91,9 +104,12 @@ class ModelWriter:
         readers: the agents that learn; where a writer has their tokens, its responses keep them.
     """
 
+    requests = 0
+
     def __init__(self, collector: Collector, sampling: SamplingParams, readers: Sequence[Agent]):
         self.collector, self.team, self.sampling = collector, collector.team, sampling
         self.lost: Counter = Counter()
+        self.bases = self.team.bases
         stops = [_stop_ids(agents, collector.world) for agents in (self.team.agents, readers)]
         self.same_tokens = [
             writer.tokenizer.get_vocab() == reader.tokenizer.get_vocab() and own == theirs
@@ -144,6 +160,14 @@ class CentralizedWriter:
     @property
     def lost(self) -> Counter:
         return self.writer.lost + Counter({"unparseable": self._unparseable})
+
+    @property
+    def requests(self) -> int:
+        return self.writer.requests
+
+    @property
+    def bases(self) -> list[Base]:
+        return self.writer.bases
 
     def write(self, requests: Sequence[NodeRequest]) -> list[list[list[str | Response | None]]]:
         """As `Writer.write`; a text that is not of the form loses the candidate and is counted."""

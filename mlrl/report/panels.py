@@ -34,6 +34,12 @@ TITLES = {
     "approx_kl": ("KL of the update", "Policy after against policy before, nats a token."),
     "clip_fraction": ("Clipped tokens", "Share of tokens whose importance ratio is clipped."),
     "ratio_max": ("Largest importance ratio", ""),
+    "rollout_kl": (
+        "Mismatch of sampler and trainer",
+        "KL of a sampling server's policy to the trainer's, nats a token.",
+    ),
+    "rollout_ratio_mean": ("Trainer to sampler", "Mean ratio of their probabilities of a token; 1 where they agree."),
+    "rollout_truncated_fraction": ("Capped importance weights", "Share of tokens whose ratio is above the cap."),
     "advantage_abs_mean": ("Size of advantages", "Mean absolute advantage."),
     "grad_norm": ("Gradient norm", "Before clipping."),
     "grad_clipped_fraction": ("Clipped gradients", "Share of updates whose gradient was clipped."),

@@ -9,16 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mlrl.agents import Team
 from mlrl.estimators.returns import joint_indices
 from mlrl.parallel.group import Group, spread
+from mlrl.profiling import span
 from mlrl.rollout.prompts import tokenize_prompt
 from mlrl.rollout.sampler import Request, Sampler, SamplingParams
 from mlrl.rollout.streams import derive_seed
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 from mlrl.task import Environment
+
+if TYPE_CHECKING:
+    from mlrl.rollout.vllm import VLLMSampler
 
 P, R = TypeVar("P"), TypeVar("R")
 
@@ -66,7 +70,7 @@ class Collector:
     """Grows trees for a team in an environment."""
 
     team: Team
-    sampler: Sampler
+    sampler: Sampler | VLLMSampler
     environment: Environment
     on_tokens: Callable[[int], None] | None = None
     cost: CollectionCost = field(default_factory=CollectionCost)
@@ -103,6 +107,14 @@ class Collector:
             frontier = self._expand(frontier, growth)
 
     def _sample(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> None:
+        start = time.perf_counter()
+        self._draw_all(frontier, growth)
+        self.cost.rollout_s += time.perf_counter() - start
+        for _, node in frontier:
+            self.cost.generated_tokens += sum(len(r.token_ids) for own in node.responses for r in own)
+
+    def _draw_all(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> None:
+        """Fills in the responses of all agents."""
         requests = [
             Request(
                 agent,
@@ -115,12 +127,9 @@ class Collector:
             for tree, node in frontier
             for agent in range(len(self.team.agents))
         ]
-        start = time.perf_counter()
         responses = iter(self.draw(requests, growth.sampling))
-        self.cost.rollout_s += time.perf_counter() - start
         for _, node in frontier:
             node.responses = [next(responses) for _ in self.team.agents]
-            self.cost.generated_tokens += sum(len(r.token_ids) for own in node.responses for r in own)
 
     def draw(self, requests: list[Request], sampling: SamplingParams) -> list[list[Response]]:
         """Responses of all requests, each drawn on one rank of its agent."""
@@ -154,6 +163,8 @@ class Collector:
         for n, (i, _) in enumerate(sequences):
             by_group.setdefault(self.team.mesh.agents[requests[i].agent].ranks, []).append(n)
         for ranks, members in by_group.items():
+            if self.sampler.draws_on_first_rank:
+                ranks = ranks[:1]
             costs = [
                 tokens + len(requests[i].prompt) / len(requests[i].keys) for i, _ in (sequences[n] for n in members)
             ]
@@ -166,7 +177,8 @@ class Collector:
             node.joints = joint_indices(len(self.team.agents), len(node.responses[0]), growth.joint_mode)
             self.cost.joint_evaluations += len(node.joints)
         start = time.perf_counter()
-        judged = self._map(lambda place: self._rewards_of(*place, growth), frontier)
+        with span("reward"):
+            judged = self._map(lambda place: self._rewards_of(*place, growth), frontier)
         self.cost.reward_s += time.perf_counter() - start
         for (_, node), (processed, raw, failed) in zip(frontier, judged, strict=True):
             node.rewards, node.raw_rewards, node.reward_failed = processed, raw, failed
@@ -201,7 +213,8 @@ class Collector:
         branches = [
             (tree, node, joint, reward) for tree, node in frontier for joint, reward in self._going_on(node, growth)
         ]
-        prompted = self._map(lambda branch: self._next_contents(*branch, growth), branches)
+        with span("transition"):
+            prompted = self._map(lambda branch: self._next_contents(*branch, growth), branches)
         children = []
         for (tree, node, joint, _), contents in zip(branches, prompted, strict=True):
             prompts = [

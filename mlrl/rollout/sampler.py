@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,8 +58,17 @@ class Sampler:
         min_new_tokens: the end token cannot be drawn before this many tokens; for benchmarks of equal work.
     """
 
+    draws_on_first_rank = False
+    """Whether one rank of each agent draws for all; else its sequences are spread over them."""
+
     def __init__(self, team: Team, max_rows: int = 256, min_new_tokens: int = 0):
         self.team, self.max_rows, self.min_new_tokens = team, max_rows, min_new_tokens
+
+    def open(self, folder: Path) -> None:
+        """Hears of the run's folder for files of samplers; needs none."""
+
+    def close(self) -> None:
+        """The run is over; there is nothing to end."""
 
     @torch.no_grad()
     def sample(

@@ -10,16 +10,14 @@ pillow, PyPDF2<3 and reportlab; where one is missing, the classes that import it
 
 import ast
 from collections.abc import Sequence
-from typing import Any
 
 from mlrl import Task
-from mlrl.rewards import RewardProcessors
 from mlrl.tasks.class_data import class_row, share_methods
 from mlrl.tasks.class_reward import MAXIMUM, ClassScore, judge, own_methods
 from mlrl.tasks.class_samples import CLASSES
+from mlrl.tasks.code_task import code_task
 from mlrl.tasks.code_text import code_of
-from mlrl.tasks.feedback import checked_mode, next_prompt
-from mlrl.tasks.pass_at_k import mean_pass_at_k, turn_means
+from mlrl.tasks.feedback import checked_mode
 from mlrl.tasks.sandbox import Limits, Sandbox
 from mlrl.tasks.task_data import Row, load_rows, split_rows
 
@@ -74,48 +72,23 @@ def task(
     def scores(item: Row, joints: Sequence[Sequence[str]]) -> list[ClassScore]:
         return judge(sandbox, item, joints, shares_of(item, len(joints[0])))
 
-    def reward(*completions: list[str], batch_items: list[Row]) -> list[float]:
-        return [score.total for score in scores(batch_items[0], list(zip(*completions, strict=True)))]
+    def told(score: ClassScore, item: Row, answers: Sequence[str]) -> list[str]:
+        return [f"{verdict_text(score, mode)}\n\n{_request(share)}" for share in shares_of(item, len(answers))]
 
-    def transition(
-        item: Row, agent_completions: list[str], num_agents: int, prompt_history_per_agent: list[list[Any]]
-    ) -> list[Any]:
-        shares, score = shares_of(item, num_agents), scores(item, [agent_completions])[0]
-        told = verdict_text(score, mode)
-        return [
-            next_prompt(
-                history,
-                _kept(agent_completions[agent], shares[agent]),
-                f"{told}\n\n{_request(shares[agent])}",
-                include_original_prompt,
-                include_previous_response,
-            )
-            for agent, history in enumerate(prompt_history_per_agent)
-        ]
+    def kept(item: Row, answers: Sequence[str]) -> list[str]:
+        return [_kept(answer, share) for answer, share in zip(answers, shares_of(item, len(answers)), strict=True)]
 
-    def log(agent_completions_turns: list[list[list[str]]], batch_items: list[Row]) -> list[dict[str, Any]]:
-        logged = []
-        for item, *turns_by_agent in zip(batch_items, *agent_completions_turns, strict=True):
-            judged = scores(item, list(zip(*turns_by_agent, strict=True)))
-            turns = [score.metrics() for score in judged]
-            logged.append({"task_id": item["task_id"], "solved": judged[-1].solved, "turns": turns})
-        return logged
-
-    def aggregate(rows: list[dict[str, Any]], num_turns: int) -> dict[str, float]:
-        return turn_means(rows, num_turns, ("pass_rate", "solved")) | mean_pass_at_k(
-            (row["task_id"], row["solved"]) for row in rows
-        )
-
-    return Task(
-        train_dataset=train,
-        eval_dataset=held_out,
-        formatters=role_prompt,
-        reward_func=reward,
-        reward_processor=RewardProcessors.shift(value=-MAXIMUM),
-        external_transition=transition,
-        eval_logger=log,
-        eval_aggregator=aggregate,
-        recommended=dict(RECOMMENDED),
+    return code_task(
+        train,
+        held_out,
+        formatter=role_prompt,
+        scores=scores,
+        told=told,
+        maximum=MAXIMUM,
+        recommended=RECOMMENDED,
+        include_original_prompt=include_original_prompt,
+        include_previous_response=include_previous_response,
+        kept=kept,
     )
 
 

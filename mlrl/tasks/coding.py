@@ -4,19 +4,17 @@ Two agents write one program for a problem: agent 0 a helper function `aux`, age
 which may call the helper. Neither sees what the other wrote. One agent alone writes both functions.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from mlrl import ConfigError, Task
-from mlrl.rewards import RewardProcessors
+from mlrl.tasks.code_task import code_task
+from mlrl.tasks.coding_data import function_row
+from mlrl.tasks.coding_feedback import FEEDBACK, HELPER, expert_texts, verdict_text
 from mlrl.tasks.coding_reward import MAXIMUM, Score, judge
-from mlrl.tasks.feedback import checked_mode, next_prompt
-from mlrl.tasks.pass_at_k import mean_pass_at_k, turn_means
+from mlrl.tasks.coding_samples import PROBLEMS
+from mlrl.tasks.feedback import checked_mode
 from mlrl.tasks.sandbox import Limits, Sandbox
-from mlrl.tasks.task_data import Row
-
-HELPER = "aux"
-FEEDBACK = ("plain", "passed", "level_passed", "level_feedback")
+from mlrl.tasks.task_data import Row, load_rows, split_rows
 
 RECOMMENDED = {
     "num_turns": 2,
@@ -31,81 +29,98 @@ RECOMMENDED = {
 }
 
 
-def coding_task(
-    train: Sequence[Row],
-    held_out: Sequence[Row],
-    *,
-    feedback: str = "level_feedback",
-    sandbox_slice: int | None = 1,
-    include_original_prompt: bool = True,
-    include_previous_response: bool = True,
-    reward_workers: int | None = None,
-    test_seconds: float = 10.0,
-    total_seconds: float = 60.0,
-) -> Task:
-    """A Task over rows of `mlrl.tasks.coding_data.function_row`.
+def coding_task_function(
+    eval_rows: int, train_rows: int | None = None, packaged: Callable[[], str | None] = lambda: None
+) -> Callable[..., Task]:
+    """The `task` function of a data set.
 
     Args:
-        feedback: what later turns are told, a word of `FEEDBACK`.
-        sandbox_slice: tests that level_feedback tells of: the first so many, the last so many where negative, all where
-            0 or None.
-        include_original_prompt, include_previous_response: what a later prompt repeats; with both the chat goes on.
-        reward_workers: programs that run at once; None: one a core.
-        test_seconds, total_seconds: limits of one test and of all of a program, in processor seconds.
-
-    Raises:
-        ConfigError: an unknown word or a limit that is none.
+        eval_rows: rows at the start of the data that are held out by default; train_rows: rows after these that are
+            trained on by default, None for all.
+        packaged: the file of an installed package, which is the default data; None where there is none.
     """
-    mode = checked_mode(feedback, FEEDBACK)
-    sandbox = Sandbox(Limits(test_s=test_seconds, total_s=total_seconds), reward_workers)
 
-    def scores(item: Row, answers: Sequence[Sequence[str]]) -> list[Score]:
-        """One score a joint response; `answers` are the joints, each with one text an agent."""
-        return judge(sandbox, item, [(texts[0], texts[-1]) for texts in answers], HELPER)
+    def task(
+        data_path: str | None = None,
+        dataset: str | None = None,
+        split: str = "test",
+        train_size: int | None = train_rows,
+        eval_size: int | None = None,
+        feedback: str = "level_feedback",
+        sandbox_slice: int | None = 1,
+        include_original_prompt: bool = True,
+        include_previous_response: bool = True,
+        reward_workers: int | None = None,
+        test_seconds: float = 10.0,
+        total_seconds: float = 60.0,
+        expert_url: str | None = None,
+        expert_model: str | None = None,
+        expert_key_env: str | None = None,
+        expert_format: str = "openai",
+        expert_max_requests: int | None = None,
+        expert_cache: str | None = None,
+    ) -> Task:
+        """The task: the first `eval_size` rows to evaluate on, the next `train_size` to train on; 2 and 8 of our own.
 
-    def reward(*completions: list[str], batch_items: list[Row]) -> list[float]:
-        joints = list(zip(*completions, strict=True))
-        return [score.total for score in scores(batch_items[0], joints)]
+        Args:
+            feedback: what later turns are told, a word of `FEEDBACK`.
+            sandbox_slice: tests that level_feedback tells of: the first so many, the last so many where negative, all
+                where 0 or None.
+            include_original_prompt, include_previous_response: what a later prompt repeats; with both the chat goes on.
+            reward_workers: programs that run at once; None: one a core.
+            test_seconds, total_seconds: limits of one test and of all of a program, in processor seconds.
+            expert_url, expert_model, expert_key_env, expert_format, expert_max_requests, expert_cache: the model that
+                expert_edits asks, see `mlrl.remote.RemoteSettings`; the key is in the environment variable key_env.
 
-    def transition(
-        item: Row, agent_completions: list[str], num_agents: int, prompt_history_per_agent: list[list[Any]]
-    ) -> list[Any]:
-        score = scores(item, [agent_completions])[0]
-        return [
-            next_prompt(
-                history,
-                agent_completions[agent],
-                f"{verdict_text(score, item, mode, sandbox_slice)}\n\n{_request(item, agent, num_agents)}",
-                include_original_prompt,
-                include_previous_response,
+        Raises:
+            ConfigError: an unknown word, a limit that is none, or rows that cannot be had.
+        """
+        mode = checked_mode(feedback, FEEDBACK)
+        expert = None
+        if mode == "expert_edits":
+            from mlrl.tasks.expert import Expert  # its HTTP client takes a while to load
+
+            expert = Expert(
+                url=expert_url,
+                model=expert_model,
+                key_env=expert_key_env,
+                format=expert_format,
+                max_requests=expert_max_requests,
+                cache=expert_cache,
             )
-            for agent, history in enumerate(prompt_history_per_agent)
-        ]
+        elif expert_url is not None:
+            raise ConfigError(f"task_args.expert_url={expert_url!r}: feedback={mode} asks nobody. Leave it out.")
+        sandbox = Sandbox(Limits(test_s=test_seconds, total_s=total_seconds), reward_workers)
+        if data_path is None and dataset is None:
+            data_path = packaged()
+        own = data_path is None and dataset is None
+        rows = load_rows(data_path, dataset, split, lambda: PROBLEMS)
+        rows = [function_row(row, number) for number, row in enumerate(rows)]
+        train, held_out = split_rows(rows, train_size, eval_size or (2 if own else eval_rows))
 
-    def log(agent_completions_turns: list[list[list[str]]], batch_items: list[Row]) -> list[dict[str, Any]]:
-        rows = []
-        for item, *turns_by_agent in zip(batch_items, *agent_completions_turns, strict=True):
-            judged = scores(item, list(zip(*turns_by_agent, strict=True)))
-            turns = [score.metrics() for score in judged]
-            rows.append({"task_id": item["task_id"], "solved": judged[-1].solved, "turns": turns})
-        return rows
+        def scores(item: Row, joints: Sequence[Sequence[str]]) -> list[Score]:
+            return judge(sandbox, item, [(texts[0], texts[-1]) for texts in joints], HELPER)
 
-    def aggregate(rows: list[dict[str, Any]], num_turns: int) -> dict[str, float]:
-        return turn_means(rows, num_turns, ("pass_rate", "solved")) | mean_pass_at_k(
-            (row["task_id"], row["solved"]) for row in rows
+        def told(score: Score, item: Row, answers: Sequence[str]) -> list[str]:
+            if expert is not None:
+                verdicts = expert_texts(expert, score, item, answers, sandbox_slice)
+            else:
+                verdicts = [verdict_text(score, item, mode, sandbox_slice)] * len(answers)
+            return [f"{text}\n\n{_request(item, agent, len(answers))}" for agent, text in enumerate(verdicts)]
+
+        return code_task(
+            train,
+            held_out,
+            formatter=role_prompt,
+            scores=scores,
+            told=told,
+            maximum=MAXIMUM,
+            recommended=RECOMMENDED,
+            include_original_prompt=include_original_prompt,
+            include_previous_response=include_previous_response,
         )
 
-    return Task(
-        train_dataset=list(train),
-        eval_dataset=list(held_out),
-        formatters=role_prompt,
-        reward_func=reward,
-        reward_processor=RewardProcessors.shift(value=-MAXIMUM),
-        external_transition=transition,
-        eval_logger=log,
-        eval_aggregator=aggregate,
-        recommended=dict(RECOMMENDED),
-    )
+    return task
 
 
 def role_prompt(item: Row, agent_idx: int, num_agents: int) -> list[dict[str, str]]:
@@ -145,52 +160,3 @@ def _request(item: Row, agent: int, num_agents: int) -> str:
     if num_agents == 1:
         return f"Write `{HELPER}` and `{item['entry_point']}` again, better. {_FORM}"
     return f"Write `{HELPER if agent == 0 else item['entry_point']}` again, better. {_FORM}"
-
-
-def verdict_text(score: Score, item: Row, mode: str, sandbox_slice: int | None = None) -> str:
-    """What all agents are told about a joint response, in one of the modes of `FEEDBACK`."""
-    name, total = item["entry_point"], len(score.outcomes)
-    if mode == "plain":
-        return "Look at your answer once more."
-    if mode == "passed":
-        return f"All tests passed: {'yes' if score.solved else 'no'}."
-    if mode == "level_passed":
-        signals = {
-            "implementation": score.helper and score.main,
-            "syntax": bool(score.syntax),
-            "tests": score.solved,
-            "helper use": score.uses_helper and not score.thin_wrapper and not score.ignores_helper,
-        }
-        return "\n".join(f"{signal}: {'passed' if passed else 'not passed'}" for signal, passed in signals.items())
-    lines = [f"`{HELPER}` is not defined with a return value."] * (not score.helper)
-    lines += [f"`{name}` is not defined with a return value."] * (not score.main)
-    lines += [f"The code does not parse: {score.problem}."] if score.problem else []
-    if score.syntax:
-        lines.append(f"Tests passed: {score.passed} of {total}.")
-        lines += (
-            [f"The code cannot be run: {score.load_problem}"]
-            if score.load_problem
-            else _failures(score, item, sandbox_slice)
-        )
-        lines += _helper_use(score, name)
-    return "\n".join(lines)
-
-
-def _failures(score: Score, item: Row, sandbox_slice: int | None) -> list[str]:
-    told = list(zip(item["tests"], score.outcomes, strict=True))
-    if sandbox_slice:
-        told = told[:sandbox_slice] if sandbox_slice > 0 else told[sandbox_slice:]
-    words = {"failed": "failed", "timeout": "ran out of time", "skipped": "was not run"}
-    return [
-        f"This test {words[outcome.status]}: {test[-400:]}" + (f"\n  {outcome.message}" if outcome.message else "")
-        for test, outcome in told
-        if outcome.status != "passed"
-    ]
-
-
-def _helper_use(score: Score, name: str) -> list[str]:
-    if not score.uses_helper:
-        return [f"`{name}` does not call `{HELPER}`."] if score.helper else []
-    if score.thin_wrapper:
-        return [f"`{name}` only returns what `{HELPER}` returns."]
-    return [f"`{name}` ignores what `{HELPER}` returns."] if score.ignores_helper else [f"`{name}` uses `{HELPER}`."]

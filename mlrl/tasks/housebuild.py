@@ -7,27 +7,13 @@ position_modification, rect_modification, resource_schedule. One agent alone bui
     accelerate launch train/magrpo.py --task housebuild --task_args data_path=house_build_data.json --agent_model MODEL
 """
 
-from functools import partial
-from typing import Any
-
 from mlrl import Task
-from mlrl.rewards import RewardProcessors
-from mlrl.tasks.feedback import checked_mode, next_prompt
-from mlrl.tasks.minecraft.house import COMMANDS, SPIDERS, limits, read_target, score, spider_strength
+from mlrl.tasks.feedback import checked_mode
+from mlrl.tasks.minecraft.builder import build_task
+from mlrl.tasks.minecraft.house import COMMANDS, SPIDERS, HouseScore, limits, read_target, score, spider_strength
 from mlrl.tasks.minecraft.house_feedback import FEEDBACK, feedback_text
 from mlrl.tasks.minecraft.samples import houses
-from mlrl.tasks.pass_at_k import turn_means
 from mlrl.tasks.task_data import Row, read_rows, split_rows
-from mlrl.tasks.team import checked_team
-
-RECOMMENDED = {
-    "num_turns": 4,
-    "num_generations": 2,
-    "max_new_tokens": 512,
-    "temperature": 0.6,
-    "discount": 0.9,
-    "early_termination_threshold": -0.1,  # a raw reward of 0.9
-}
 
 
 def task(
@@ -53,46 +39,19 @@ def task(
         read_target(row)
     train, held_out = split_rows(rows, train_size, eval_size, train_first=True)
 
-    def formatter(item: Row, external_prompts: Any, agent_idx: int, num_agents: int) -> Any:
-        checked_team(num_agents, "housebuild")
-        return external_prompts or first_prompt(item, agent_idx, num_agents, limited_resources)
+    def told(built: HouseScore, seed: int, agent: int, num_agents: int) -> str:
+        return feedback_text(built, spider_strength(seed), mode, agent, num_agents)
 
-    def reward(*completions: list[str], batch_items: list[Row], episode_seed: int) -> list[float]:
-        target, strength = read_target(batch_items[0]), spider_strength(episode_seed)
-        return [score(target, answers, limited_resources).total(strength) for answers in zip(*completions, strict=True)]
-
-    def transition(
-        item: Row,
-        agent_completions: list[str],
-        num_agents: int,
-        prompt_history_per_agent: list[list[Any]],
-        episode_seed: int,
-    ) -> list[Any]:
-        result = score(read_target(item), agent_completions, limited_resources)
-        strength = spider_strength(episode_seed)
-        return [
-            next_prompt(prompts, agent_completions[agent], feedback_text(result, strength, mode, agent, num_agents))
-            for agent, prompts in enumerate(prompt_history_per_agent)
-        ]
-
-    def log_turns(agent_completions_turns: list[list[list[str]]], batch_items: list[Row]) -> list[dict[str, Any]]:
-        rows = []
-        for item, *agents in zip(batch_items, *agent_completions_turns, strict=True):
-            target = read_target(item)
-            results = [score(target, answers, limited_resources) for answers in zip(*agents, strict=True)]
-            rows.append({"turns": [result.metrics() for result in results]})
-        return rows
-
-    return Task(
-        train_dataset=train,
-        eval_dataset=held_out,
-        formatters=formatter,
-        reward_func=reward,
-        reward_processor=RewardProcessors.shift(-1.0),
-        external_transition=transition,
-        eval_logger=log_turns,
-        eval_aggregator=partial(turn_means, final=("iou", "spiders_killed")),
-        recommended=dict(RECOMMENDED),
+    return build_task(
+        "housebuild",
+        train,
+        held_out,
+        first_prompt=lambda item, agent, num_agents: first_prompt(item, agent, num_agents, limited_resources),
+        build=lambda item, answers: score(read_target(item), answers, limited_resources),
+        reward_of=lambda built, seed: built.total(spider_strength(seed)),
+        told=told,
+        maximum=1.0,
+        final=("iou", "spiders_killed"),
     )
 
 

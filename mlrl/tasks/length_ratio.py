@@ -25,9 +25,10 @@ RECOMMENDED = {
     "micro_batch_tokens": 512,
     "rollout_batch_size": 2,
     "max_new_tokens": 48,
-    "agent_learning_rate": 2e-3,
+    "agent_learning_rate": 3e-3,
+    "lr_scheduler": "linear",  # at a constant rate so large a run may end in a trough
     "num_train_epochs": 1,
-    "max_steps": 12,
+    "max_steps": 14,
     "eval_interval": 40,
     "eval_num_samples": 8,
     "eval_num_generations": 4,
@@ -36,6 +37,7 @@ RECOMMENDED = {
         "preference_pairs_per_sample": 2,
         "train_batch_size": 8,
         "agent_learning_rate": 5e-4,
+        "lr_scheduler": "constant",
         "max_steps": None,
     },
     "marlhf": {
@@ -48,6 +50,7 @@ RECOMMENDED = {
         "joint_mode": "aligned",
         "rollout_batch_size": 4,
         "agent_learning_rate": 1e-3,
+        "lr_scheduler": "constant",
         "max_steps": None,
     },
 }

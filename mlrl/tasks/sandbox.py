@@ -127,7 +127,8 @@ class Sandbox:
     """Runs jobs, several at a time, and remembers their verdicts.
 
     Args:
-        workers: programs that run at once; None: one a processor core that this process may use.
+        workers: programs that run at once, those of forks of this process counted; None: one a processor core that
+            this process may use.
         cache_size: verdicts remembered.
 
     Raises:
@@ -141,6 +142,9 @@ class Sandbox:
             raise ConfigError(f"sandbox: code written by a model is run only on Linux, and this is {sys.platform}.")
         self.limits = limits or Limits()
         self.workers = workers or len(os.sched_getaffinity(0))
+        from mlrl.tasks.slots import Slots  # of file locks, which Linux has
+
+        self._slots = Slots(self.workers)
         self.cache_size = cache_size
         self._cache: OrderedDict[Job, Verdict] = OrderedDict()
         self._lock = threading.Lock()
@@ -165,7 +169,8 @@ class Sandbox:
         """Runs a program, and again for the tests after one that ended it, until none is left."""
         limits, outcomes, used, loaded, message = self.limits, [], 0.0, False, ""
         while len(outcomes) < len(job.tests):
-            report = _start(job, len(outcomes), limits, max(limits.total_s - used, 0.01))
+            with self._slots.taken():
+                report = _start(job, len(outcomes), limits, max(limits.total_s - used, 0.01))
             used += report["cpu_s"]
             if not report["loaded"]:
                 if not outcomes:

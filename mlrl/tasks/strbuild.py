@@ -7,32 +7,18 @@ score_feedback. One agent alone has all four kinds.
     accelerate launch train/magrpo.py --task strbuild --task_args data_path=str_build_data.csv --agent_model MODEL
 """
 
-from functools import partial
-from typing import Any
-
 from mlrl import Task
-from mlrl.rewards import RewardProcessors
-from mlrl.tasks.feedback import checked_mode, next_prompt
+from mlrl.tasks.feedback import checked_mode
+from mlrl.tasks.minecraft.builder import build_task
 from mlrl.tasks.minecraft.font import SIZE, checked_letters, target_cells, width
 from mlrl.tasks.minecraft.rows import read_table
 from mlrl.tasks.minecraft.strings import AIR, COMMANDS, feedback_text, palettes, score
-from mlrl.tasks.pass_at_k import turn_means
-from mlrl.tasks.task_data import Row, split_rows
-from mlrl.tasks.team import checked_team
+from mlrl.tasks.task_data import split_rows
 
 FEEDBACK = ("position_feedback", "perfect_feedback", "score_feedback")
 
 STRINGS = {1: ("A", "T", "H", "O"), 2: ("GO", "TO"), 3: ("LLM", "TEAM", "MARL", "AGENT")}
 """Our own strings by difficulty"""
-
-RECOMMENDED = {
-    "num_turns": 4,
-    "num_generations": 2,
-    "max_new_tokens": 512,
-    "temperature": 0.6,
-    "discount": 0.9,
-    "early_termination_threshold": -0.1,  # a raw reward of 1.9
-}
 
 
 def task(
@@ -59,38 +45,16 @@ def task(
         checked_letters(row.get("string"), f"task_args.data_path={data_path!r}: string")
     train, held_out = split_rows(rows, train_size, eval_size, train_first=True)
 
-    def formatter(item: Row, external_prompts: Any, agent_idx: int, num_agents: int) -> Any:
-        checked_team(num_agents, "strbuild")
-        return external_prompts or first_prompt(item["string"], agent_idx, num_agents, provide_graph)
-
-    def reward(*completions: list[str], batch_items: list[Row]) -> list[float]:
-        return [score(batch_items[0]["string"], answers).total for answers in zip(*completions, strict=True)]
-
-    def transition(
-        item: Row, agent_completions: list[str], num_agents: int, prompt_history_per_agent: list[list[Any]]
-    ) -> list[Any]:
-        result = score(item["string"], agent_completions)
-        return [
-            next_prompt(prompts, agent_completions[agent], feedback_text(result, mode, agent, num_agents))
-            for agent, prompts in enumerate(prompt_history_per_agent)
-        ]
-
-    def log_turns(agent_completions_turns: list[list[list[str]]], batch_items: list[Row]) -> list[dict[str, Any]]:
-        return [
-            {"turns": [score(item["string"], answers).metrics() for answers in zip(*agents, strict=True)]}
-            for item, *agents in zip(batch_items, *agent_completions_turns, strict=True)
-        ]
-
-    return Task(
-        train_dataset=train,
-        eval_dataset=held_out,
-        formatters=formatter,
-        reward_func=reward,
-        reward_processor=RewardProcessors.shift(-2.0),
-        external_transition=transition,
-        eval_logger=log_turns,
-        eval_aggregator=partial(turn_means, final=("iou", "level_total")),
-        recommended=dict(RECOMMENDED),
+    return build_task(
+        "strbuild",
+        train,
+        held_out,
+        first_prompt=lambda item, agent, num_agents: first_prompt(item["string"], agent, num_agents, provide_graph),
+        build=lambda item, answers: score(item["string"], answers),
+        reward_of=lambda built, seed: built.total,
+        told=lambda built, seed, agent, num_agents: feedback_text(built, mode, agent, num_agents),
+        maximum=2.0,
+        final=("iou", "level_total"),
     )
 
 

@@ -1,8 +1,9 @@
 """Rows of a task: from a file, from the hub, or from what ships here."""
 
+import contextlib
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ Row = dict[str, Any]
 
 
 def load_rows(
-    data_path: str | None, dataset: str | None, split: str, default: Callable[[], Sequence[Row]]
+    data_path: str | None,
+    dataset: str | None,
+    split: str,
+    default: Callable[[], Sequence[Row]],
+    config: str | None = None,
 ) -> list[Row]:
-    """The rows of a file, of one split of a hub data set, or else the default ones.
+    """The rows of a file, of one split of a hub data set (and of one of its configurations), or else the default ones.
 
     Raises:
         ConfigError: both are given, or the rows cannot be had.
@@ -23,7 +28,7 @@ def load_rows(
         raise ConfigError(f"task_args.dataset={dataset!r}: data_path={data_path!r} is given as well. Give one of them.")
     if data_path is not None:
         return read_rows(data_path)
-    return hub_rows(dataset, split) if dataset is not None else [dict(row) for row in default()]
+    return hub_rows(dataset, split, config) if dataset is not None else [dict(row) for row in default()]
 
 
 def read_rows(data_path: str) -> list[Row]:
@@ -44,6 +49,8 @@ def read_rows(data_path: str) -> list[Row]:
             return pyarrow.parquet.read_table(path).to_pylist()
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         rows = _from_json(raw.decode())
+        if isinstance(rows, dict) and ".jsonl" in path.suffixes:  # a file of a single row
+            rows = [rows]
     except Exception as error:  # each format has errors of its own
         raise ConfigError(
             f"task_args.data_path={data_path!r}: cannot be read ({error}). Correct it, or give another file."
@@ -81,8 +88,8 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def hub_rows(dataset: str, split: str) -> list[Row]:
-    """The rows of one split of a hub data set.
+def hub_rows(dataset: str, split: str, config: str | None = None) -> list[Row]:
+    """The rows of one split of a hub data set, or of a folder that looks like one.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -90,13 +97,49 @@ def hub_rows(dataset: str, split: str) -> list[Row]:
     from datasets import load_dataset
 
     try:
-        return load_dataset(dataset, split=split).to_list()
+        with _offline_unless(Path(dataset).exists() or _is_on_hub(dataset)):
+            return load_dataset(dataset, config, split=split).to_list()
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"task_args.dataset={dataset!r}: split {split!r} cannot be loaded ({reason}). Give a hub id that this "
             f"machine can reach, or data_path= with a file of the same rows."
         ) from error
+
+
+def _is_on_hub(dataset: str) -> bool:
+    """Asks once, where loading would ask again and again: False where the hub cannot be reached.
+
+    Raises:
+        ValueError: there is no such data set.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi().dataset_info(dataset, timeout=10)
+    except (HFValidationError, RepositoryNotFoundError):
+        raise ValueError("the hub has no data set of that name, or not for you") from None
+    except Exception:  # each kind of network trouble has a kind of its own
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _offline_unless(online: bool) -> Iterator[None]:
+    """Where the hub cannot be reached, only what was loaded before is looked for."""
+    import datasets
+    import huggingface_hub.constants
+
+    places = (datasets.config, huggingface_hub.constants)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places if not online else ():
+            place.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
 def split_rows(

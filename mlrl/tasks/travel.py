@@ -10,8 +10,8 @@ is not its official benchmark.
 
 from typing import Any
 
-from mlrl import ConfigError, Task
-from mlrl.tasks.task_data import Row, read_rows
+from mlrl import Task
+from mlrl.tasks.task_data import Row, load_rows
 from mlrl.tasks.team import checked_team
 from mlrl.tasks.travel_plan.prompts import reference_text, role_prompt
 from mlrl.tasks.travel_plan.reward import Score, score
@@ -42,12 +42,7 @@ def task(
     Raises:
         ConfigError: rows that cannot be had or read, or none left.
     """
-    if data_path is not None and dataset is not None:
-        raise ConfigError(f"task_args.dataset={dataset!r}: data_path={data_path!r} is given as well. Give one of them.")
-    if data_path is not None:
-        rows = read_rows(data_path)
-    else:
-        rows = trips() if dataset is None else _hub_rows(dataset, split)
+    rows = load_rows(data_path, dataset, split, trips, config=split)
     rows = selected([travel_row(row, number) for number, row in enumerate(rows)], days, levels)
     train, held_out = stratified(rows, eval_share, seed)
 
@@ -79,16 +74,3 @@ def item_score(item: Row, answers: tuple[str, ...] | list[str]) -> Score:
     trip, reference = trip_of(item["trip"]), item["reference"]
     shown = [reference_text(trip, reference, agent, len(answers)) for agent in range(len(answers))]
     return score(answers, trip, reference, shown)
-
-
-def _hub_rows(dataset: str, split: str) -> list[Row]:
-    from datasets import load_dataset
-
-    try:
-        return load_dataset(dataset, split, split=split).to_list()
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"task_args.dataset={dataset!r}: {split!r} cannot be loaded ({reason}). Give a hub id that this machine "
-            f"can reach, or data_path= with a file of the same rows."
-        ) from error

@@ -131,7 +131,7 @@ class ActorCriticTrainer(ReinforceTrainer):
 
     def estimate(self, trees: list[RolloutTree]) -> list[list[Sample]]:
         """Every agent's samples with advantages from the critics, and what the critics learn (`estimates`)."""
-        self.console.phase("advantages")
+        self.phase("advantages")
         samples = self._samples(trees)
         if self.step_number == 0:
             for critic in self.critics:
@@ -156,7 +156,7 @@ class ActorCriticTrainer(ReinforceTrainer):
 
     def update(self, samples: list[list[Sample]]) -> None:
         """One or several optimizer updates of critics and agents from the same trees."""
-        self.console.phase("update")
+        self.phase("update")
         update = ActorCriticUpdate(
             self.team,
             self.engines,

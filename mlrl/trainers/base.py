@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from mlrl import profiling
 from mlrl.agents import Agent
 from mlrl.centralized import actors, make_environment
 from mlrl.checkpoint import Entity, Kept
@@ -147,6 +148,7 @@ class Trainer:
         self.generated_tokens = 0
         self.last_reward = 0.0
         self.run_folder: RunFolder | None = None
+        self.profile: profiling.Profile | None = None
         self.console = Console(enabled=False)  # until `train`, so that a step can be taken by hand
         self._nonfinite_in_a_row = 0
         self._evaluated_at: int | None = None
@@ -162,6 +164,11 @@ class Trainer:
 
     def _load_extras(self) -> None:
         """Further models (reference, critics …), loaded after the team."""
+
+    def phase(self, name: str) -> None:
+        """What the run does from now on, for the console and the profile."""
+        self.console.phase(name)
+        profiling.phase(name)
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -206,12 +213,17 @@ class Trainer:
             )
             schedule = Schedule.of(args, self.run_folder, checkpoint_dir, checkpoint_interval)
             self.checkpoints = Checkpoints(self, schedule, self._fingerprints(), self._resume)
+            self.profile = self._make_profile()
             try:
                 self.console.header(self._describe())
+                self.sampler.open(self.run_folder.sampling)
                 if args.max_steps is not None and (self.total_steps or args.max_steps) < args.max_steps:
                     ends = f"num_train_epochs={args.num_train_epochs} ends the run after step {self.total_steps}"
                     self.console.note(f"{ends}, before max_steps={args.max_steps}")
-                with self.checkpoints.requests if schedule.folder is not None else nullcontext():
+                with (
+                    self.checkpoints.requests if schedule.folder is not None else nullcontext(),
+                    profiling.profiling(self.profile),
+                ):
                     self._run_steps()
                 self.checkpoints.at_end()
                 self._log_training()
@@ -221,6 +233,7 @@ class Trainer:
                 saved |= next_commands(args, self.run_folder)
                 self.console.finish(saved, self._summary())
             finally:
+                self.sampler.close()
                 self.tracking.finish()
 
     def _run_steps(self) -> None:
@@ -322,6 +335,8 @@ class Trainer:
             reward=self.last_reward,
             tokens_per_s=(self.generated_tokens - tokens_before) / seconds,
         )
+        if self.profile is not None:
+            self.profile.end_step(self.step_number)
         self._stop_if_nonfinite()
 
     def guard_nonfinite(self, *finite: bool) -> None:
@@ -379,7 +394,7 @@ class Trainer:
         if self._evaluated_at == self.step_number:
             return
         self._evaluated_at = self.step_number
-        self.console.phase("evaluation")
+        self.phase("evaluation")
         metrics, trees = self._evaluate()
         if metrics:
             self._log(metrics)
@@ -411,7 +426,8 @@ class Trainer:
         return {}
 
     def _log(self, metrics: dict[str, float]) -> None:
-        self.tracking.log(metrics, step=self.step_number, env_step=self.env_step, epoch=self.epoch)
+        with profiling.span("files"):
+            self.tracking.log(metrics, step=self.step_number, env_step=self.env_step, epoch=self.epoch)
 
     def _save_run(self) -> dict[str, Path]:
         """Writes what was trained into the run folder; where each kind lies."""
@@ -456,7 +472,12 @@ class Trainer:
 
     def _summary(self) -> dict[str, Any]:
         peak = max(self.world.gather(peak_memory_gb(self.launch.device)))
-        return {"peak memory": f"{peak:.2f} GB" + (" a rank" if self.world.size > 1 else "")}
+        summary = {"peak memory": f"{peak:.2f} GB" + (" a rank" if self.world.size > 1 else "")}
+        return summary if self.profile is None else summary | {"time": self.profile.shares()}
+
+    def _make_profile(self) -> profiling.Profile | None:
+        path = self.run_folder.profile / f"rank_{self.world.rank}.jsonl"
+        return profiling.Profile(path, self.launch.device.type == "cuda") if self.args.profile else None
 
 
 def _wandb_settings(args: TrainingConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Checkpoints:
         """Writes checkpoint-N. One that fails is a warning: the run goes on with the earlier ones."""
         trainer = self.trainer
         started = time.perf_counter()
-        trainer.console.phase("checkpoint")
+        trainer.phase("checkpoint")
         sizes = file_sizes(trainer.run_folder)
         grown = [trainer.run_folder.path / name for name, size in sizes.items() if size != self._sizes.get(name)]
         state = {
@@ -265,7 +265,7 @@ def restore(trainer: Trainer, resume: Resume) -> None:
     """
     if resume.checkpoint is None:
         return
-    trainer.console.phase("resuming")
+    trainer.phase("resuming")
     for entity in trainer.entities():
         load_entity(resume.checkpoint, entity)
         if entity.name not in resume.state["updates"]:

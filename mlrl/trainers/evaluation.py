@@ -11,6 +11,8 @@ from mlrl.eval_hooks import RolloutSample
 from mlrl.rollout.collect import Collector, Growth
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.rollout.tree import Node, RolloutTree
+from mlrl.task import Environment
+from mlrl.trainers.intervals import jackknife_intervals
 from mlrl.trainers.metrics import flat
 
 
@@ -42,6 +44,18 @@ def evaluate(
     Raises:
         ConfigError: there are no items.
     """
+    metrics, _, trees = evaluate_with_intervals(collector, items, growth, batch_size, confidence=None)
+    return metrics, trees
+
+
+def evaluate_with_intervals(
+    collector: Collector,
+    items: Sequence[tuple[int, dict]],
+    growth: Growth,
+    batch_size: int | None = None,
+    confidence: float | None = 0.95,
+) -> tuple[dict[str, float], dict[str, tuple[float, float]], list[RolloutTree]]:
+    """As `evaluate`, with confidence intervals over items (see `jackknife_intervals`) between metrics and trees."""
     if not items:
         raise ConfigError("eval_dataset: it has no rows. Give one with at least one row, or none")
     size = batch_size or len(items)
@@ -52,16 +66,24 @@ def evaluate(
     metrics = reward_metrics(trees, growth, has_raw)
     counted = collector.environment.response_metrics(trees)
     metrics |= {f"eval/{name}": total / count for name, (total, count) in counted.items()}
-    own = collector.world.from_first(lambda: _task_metrics(collector, trees))
+    own, intervals = collector.world.from_first(lambda: _task_metrics(collector, trees, growth, confidence))
     metrics.update({f"eval/{k}": v for k, v in own.items()})
-    return metrics, trees
+    return metrics, intervals, trees
+
+
+def by_item(trees: Sequence[RolloutTree]) -> list[list[RolloutTree]]:
+    """The trees of each item: one, or one an episode."""
+    groups: dict[int, list[RolloutTree]] = {}
+    for tree in trees:
+        groups.setdefault(tree.ordinal, []).append(tree)
+    return list(groups.values())
 
 
 def reward_metrics(trees: Sequence[RolloutTree], growth: Growth, has_raw: bool) -> dict[str, float]:
     """Reward and return of every turn over the episodes of an evaluation; raw rewards where a processor is set."""
-    episodes_an_item, metrics = growth.generations[0], {}
+    items, metrics = by_item(trees), {}
     for turn in range(len(growth.generations)):
-        nodes = [[n for n in tree.nodes() if n.turn == turn] for tree in trees]
+        nodes = [[n for tree in own for n in tree.nodes() if n.turn == turn] for own in items]
         rewards = [[r for n in own for r in n.rewards] for own in nodes]
         returns = [[r for n in own for r in n.returns(growth.discount)] for own in nodes]
         reached = [flat(own) for own in rewards if own]
@@ -75,13 +97,13 @@ def reward_metrics(trees: Sequence[RolloutTree], growth: Growth, has_raw: bool) 
                     [r for own in nodes for n in own for r in flat(n.raw_rewards)]
                 )
         if turn > 0:
-            metrics[f"{name}/reached_fraction"] = sum(map(len, rewards)) / (len(trees) * episodes_an_item)
+            metrics[f"{name}/reached_fraction"] = sum(map(len, rewards)) / (len(items) * growth.generations[0])
     every = [node for tree in trees for node in tree.nodes()]
     if any(node.reward_failed for node in every):
         metrics["eval/reward_failure_fraction"] = sum(node.reward_failed for node in every) / len(every)
-    if episodes_an_item > 1:
-        best = [max(flat(tree.root.returns(growth.discount))) for tree in trees]
-        metrics[f"eval/return_best@{episodes_an_item}"] = _mean(best)
+    if growth.generations[0] > 1:
+        best = [max(r for tree in own for r in flat(tree.root.returns(growth.discount))) for own in items]
+        metrics[f"eval/return_best@{growth.generations[0]}"] = _mean(best)
     return metrics
 
 
@@ -100,8 +122,10 @@ def episodes(tree: RolloutTree) -> list[list[tuple[Node, int]]]:
     return sorted(paths, key=lambda path: [joint for _, joint in path])
 
 
-def _task_metrics(collector: Collector, trees: Sequence[RolloutTree]) -> dict[str, float]:
-    """What the task's own evaluation functions make of the episodes."""
+def _task_metrics(
+    collector: Collector, trees: Sequence[RolloutTree], growth: Growth, confidence: float | None
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """What the task's own evaluation functions make of the episodes, and intervals of these and of the rewards."""
     environment, num_agents = collector.environment, len(collector.team.agents)
     played = [(tree, path) for tree in trees for path in episodes(tree)]
     completions = [
@@ -123,7 +147,34 @@ def _task_metrics(collector: Collector, trees: Sequence[RolloutTree]) -> dict[st
         for node, joint in path
         for agent in range(num_agents)
     ]
-    return metrics | environment.callback_metrics(samples)
+    intervals = {}
+    if confidence is not None:
+        intervals = _intervals(environment, trees, [tree.ordinal for tree, _ in played], rows, growth, confidence)
+    return metrics | environment.callback_metrics(samples), intervals
+
+
+def _intervals(
+    environment: Environment,
+    trees: Sequence[RolloutTree],
+    ordinals: Sequence[int],
+    rows: Sequence[dict],
+    growth: Growth,
+    confidence: float,
+) -> dict[str, tuple[float, float]]:
+    """Intervals of the rewards' metrics and of what the task makes of its rows, each of the item `ordinals` says."""
+    items, has_raw = by_item(trees), environment.task.reward_processor is not None
+    rows_of: dict[int, list[dict]] = {}
+    for ordinal, row in zip(ordinals, rows, strict=False):  # no rows without a logger
+        rows_of.setdefault(ordinal, []).append(row)
+
+    def metrics_of(numbers: Sequence[int]) -> dict[str, float]:
+        chosen = [tree for number in numbers for tree in items[number]]
+        own = [row for number in numbers for row in rows_of.get(items[number][0].ordinal, [])]
+        task = {f"eval/{name}": value for name, value in environment.aggregate(own).items()}
+        return reward_metrics(chosen, growth, has_raw) | task
+
+    intervals = jackknife_intervals(metrics_of, len(items), confidence)
+    return {name: interval for name, interval in intervals.items() if not name.endswith("_stderr")}
 
 
 def _mean(values: Sequence[float]) -> float:

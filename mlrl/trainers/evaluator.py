@@ -21,7 +21,8 @@ from mlrl.run_folder import to_jsonable
 from mlrl.storage import write_whole
 from mlrl.task import Task
 from mlrl.trainers.data import first_items
-from mlrl.trainers.evaluation import episodes, evaluate, evaluation_growth
+from mlrl.trainers.evaluation import by_item, episodes, evaluate_with_intervals, evaluation_growth
+from mlrl.trainers.protocols import SequentialCollector, as_protocol, protocol_models
 from mlrl.trainers.setup import make_mesh, prepare_team
 
 
@@ -31,11 +32,13 @@ class Evaluation:
 
     Attributes:
         metrics: by name, as a trainer's evaluation gives them.
-        trees: one an item, whose paths are its episodes.
+        intervals: 95 % confidence intervals over items of those that have one, see `jackknife_intervals`.
+        trees: one an item, whose paths are its episodes; one an episode in protocol sequential.
         is_main: whether this process is the one that writes and prints.
     """
 
     metrics: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
     trees: list[RolloutTree]
     task: Task
     args: EvaluationConfig
@@ -43,12 +46,13 @@ class Evaluation:
 
     def describe(self) -> dict[str, str]:
         """What was played, for a header."""
-        args, items = self.args, len(self.trees)
+        args, items = self.args, len(by_item(self.trees))
         team = args.agents_dir or ", ".join(args.agents or [args.agent_model or "loaded models"])
         temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
         return {
             "task": f"{self.task.name or 'task'}, {items} items × {args.eval_num_generations} episodes",
             "team": team,
+            "protocol": args.protocol,
             "sampling": f"{args.num_turns} turns of up to {args.max_new_tokens} tokens, temperature {temperature:g}",
         }
 
@@ -60,10 +64,11 @@ class Evaluation:
             "task": self.task.name,
             "settings": asdict(self.args),
             "metrics": self.metrics,
+            "intervals": self.intervals,
             "episodes": [
                 _episode(tree, number, played, self.args.discount)
-                for tree in self.trees
-                for number, played in enumerate(episodes(tree))
+                for own in by_item(self.trees)
+                for number, (tree, played) in enumerate((tree, path) for tree in own for path in episodes(tree))
             ],
         }
         write_whole(path, json.dumps(to_jsonable(content), ensure_ascii=False, indent=1) + "\n")
@@ -90,6 +95,8 @@ def evaluate_team(
     else:
         models = team_models(args, agents=agents)
     one_for_all = args.agents_dir is not None and args.collaboration_mode == "centralized"
+    models = protocol_models(models, args)
+    trained_as, (task, args) = args, as_protocol(task, args)
     num_roles = (args.num_agents or DEFAULT_NUM_AGENTS) if one_for_all else len(models)
     args.check(num_roles)
     models = actors(models, args)
@@ -98,16 +105,26 @@ def evaluate_team(
     if args.eval_num_samples == 0:
         raise ConfigError("eval_num_samples=0: leaves nothing to evaluate. Give 1 or more, or None for all items")
     if launch.is_main:
-        for doubt in _other_than_trained(task, args):
+        for doubt in _other_than_trained(task, trained_as):
             warnings.warn(doubt, stacklevel=2)
     mesh = make_mesh(args, launch, len(models))
-    environment = make_environment(task, num_roles, args, per_agent_rewards=True)
-    prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
+    try:
+        environment = make_environment(task, num_roles, args, per_agent_rewards=True)
+        prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
+    except ConfigError as error:
+        if args.protocol != "single":
+            raise
+        raise ConfigError(
+            f"protocol='single': the task cannot be played so ({error}) One model that writes all roles is "
+            "collaboration_mode centralized."
+        ) from error
     collector = prepared.load(trainable=False, mesh=mesh)
+    if args.protocol == "sequential":
+        collector = SequentialCollector(collector.team, collector.sampler, collector.environment)
     items = mesh.world.from_first(lambda: first_items(task.eval_dataset, args.eval_num_samples))
     growth = evaluation_growth(args, prepared.prompt_limits)
-    metrics, trees = evaluate(collector, items, growth, args.eval_batch_size)
-    return Evaluation(metrics, trees, task, args, launch.is_main)
+    metrics, intervals, trees = evaluate_with_intervals(collector, items, growth, args.eval_batch_size)
+    return Evaluation(metrics, intervals, trees, task, args, launch.is_main)
 
 
 def _other_than_trained(task: Task, args: EvaluationConfig) -> list[str]:

@@ -35,16 +35,11 @@ class MADPOTrainer(PreferenceTrainer):
         """`num_train_epochs` passes over the pairs, a minibatch a step."""
         self.reference_NP = self._reference_margins(pairs)
         self._schedule(round, len(pairs))
-        for batch in self._remaining(self._minibatches(round, pairs)):
-            if self.args.eval_interval and self._pairs_crossed(batch):
-                self._evaluate_and_log()
-            self._run_step(batch)
-            self._log_training()
-            self.checkpoints.after_step(batch)
+        self.take_steps(self._minibatches(round, pairs), log_all=True)
 
     def step(self, batch: Batch) -> None:
         """One update of every agent; the items of the batch are (place among the round's pairs, pair)."""
-        self.console.phase("update")
+        self.phase("update")
         args, places = self.args, [place for place, _ in batch.items]
         update = PairUpdate(
             self.team,
@@ -73,7 +68,8 @@ class MADPOTrainer(PreferenceTrainer):
         agents, mesh, args = self.team.agents, self.mesh, self.args
         groups = [mesh.reference(agent.index) for agent in agents]
         references = [agent.reference for agent in agents]
-        return team_margins(references, groups, mesh.world, pairs, args.temperature, args.micro_batch_tokens)
+        with self.reference_networks.use():
+            return team_margins(references, groups, mesh.world, pairs, args.temperature, args.micro_batch_tokens)
 
     def _minibatches(self, round: int, pairs: list[PreferencePair]) -> Iterator[Batch]:
         """Every pair once a pass, in a new order each."""
@@ -85,7 +81,7 @@ class MADPOTrainer(PreferenceTrainer):
                 chosen = [(place, pairs[place]) for place in order[start : start + size].tolist()]
                 yield Batch(chosen, first + epoch, start, len(pairs))
 
-    def _pairs_crossed(self, batch: Batch) -> bool:
+    def _crossed(self, batch: Batch) -> bool:
         """Whether the pairs of this pass before the batch went past a multiple of `eval_interval` in the last one."""
         interval, size = self.args.eval_interval, self.args.train_batch_size or batch.length
         return batch.position // interval > max(0, batch.position - size) // interval

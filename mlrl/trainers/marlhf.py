@@ -15,14 +15,15 @@ from mlrl.checkpoint import Kept
 from mlrl.config import TrainingConfig
 from mlrl.config_preference import reward_learning_rate
 from mlrl.config_preference_trainers import MARLHFConfig, MARLHFIterConfig
-from mlrl.errors import ConfigError
 from mlrl.parallel.engine import Engine
+from mlrl.parallel.headed import HeadedEngine
 from mlrl.preference.pairs import PreferencePair
 from mlrl.preference.reward_model import RewardModel, learned_rewards, make_reward_model
 from mlrl.preference.reward_training import FitReport, FitSettings, fit
 from mlrl.rollout.tree import RolloutTree
 from mlrl.sources import resolve_source
 from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
+from mlrl.trainers.critic_setup import headed_engine
 from mlrl.trainers.data import Batch, batches
 from mlrl.trainers.metrics import mean_reward, reward_sums
 from mlrl.trainers.preference import PreferenceTrainer
@@ -45,6 +46,8 @@ class MARLHFTrainer(PreferenceTrainer):
     first_phase = "fit"
     reward_model: RewardModel | None = None
     """On the ranks that hold it."""
+    reward_engine: HeadedEngine | None = None
+    """Of weights that lie sharded from the start; else there is one during a fit."""
 
     def __new__(cls, *arguments: Any, args: TrainingConfig | None = None, **named: Any):
         given = [args, *(one for one in arguments if isinstance(one, TrainingConfig))]
@@ -55,17 +58,13 @@ class MARLHFTrainer(PreferenceTrainer):
 
     def learn(self, round: int, pairs: list[PreferencePair]) -> None:
         """Fits the reward model, then trains the policy on it."""
-        if self.round_state.phase == "fit":
-            self._fit(round, pairs)
-            self.round_state.enter("policy")
-            self.checkpoints.phase_done()
-        for batch in self._remaining(self._policy_batches(round)):
-            if self.args.eval_interval and self._crossed(batch):
-                self._evaluate_and_log()
-            self._run_step(batch)
-            if self.interval.due(self.env_step):
-                self._log_training()
-            self.checkpoints.after_step(batch)
+        with self.reward_network.use():
+            if self.round_state.phase == "fit":
+                self._fit(round, pairs)
+                self.round_state.enter("policy")
+                self.checkpoints.phase_done()
+            with self.reference_networks.use():
+                self.take_steps(self._policy_batches(round))
 
     def collect(self, batch: Batch) -> list[RolloutTree]:
         """Trees whose rewards are the learned ones; the task's are logged beside them."""
@@ -98,7 +97,7 @@ class MARLHFTrainer(PreferenceTrainer):
         return saved
 
     def _save_reward_model(self, folder: Path) -> None:
-        if self.reward_model is not None and self.mesh.reward_model.is_first:
+        if self.reward_model is not None:
             self.reward_model.save(folder)
         self.world.barrier()
 
@@ -110,7 +109,7 @@ class MARLHFTrainer(PreferenceTrainer):
 
     def _fit(self, round: int, pairs: list[PreferencePair]) -> None:
         """Refits the reward model on the ranks that hold it."""
-        self.console.phase("reward model")
+        self.phase("reward model")
         args, reports = self.args, {}
         if self.reward_model is not None:
             self.reward_model.reader.inputs = self.reward_model.reader.inputs_cut = 0  # of this fit
@@ -122,10 +121,7 @@ class MARLHFTrainer(PreferenceTrainer):
                 label_smoothing=args.label_smoothing,
                 seed=args.seed,
             )
-            optimizer = self._optimizer_settings(reward_learning_rate(args))
-            optimizer = replace(optimizer, scheduler="constant", warmup_steps=0)
-            engine = Engine(self.reward_model.parameters, optimizer, self.mesh.reward_model)
-            report = fit(self.reward_model, engine, pairs, settings)
+            report = fit(self.reward_model, self.reward_engine or self._make_reward_engine(), pairs, settings)
             if self.mesh.reward_model.is_first:
                 reader = self.reward_model.reader
                 reports = {0: (report, reader.inputs_cut / max(1, reader.inputs))}
@@ -161,11 +157,6 @@ class MARLHFTrainer(PreferenceTrainer):
 
     def _check_extras(self) -> None:
         super()._check_extras()
-        if self.launch.zero_stage == 3 and self.args.tuning == "full":
-            raise ConfigError(
-                "tuning='full': under ZeRO-3 the reward model is an adapter on a sharded network. Use lora, or launch "
-                "with a lower ZeRO stage"
-            )
         if self.args.reward_model_name is not None:
             resolve_source(self.args.reward_model_name)
 
@@ -179,6 +170,18 @@ class MARLHFTrainer(PreferenceTrainer):
                 discount=self.args.discount,
                 seed=self.args.seed,
             )
+            if self.launch.zero is not None and self.reward_model.policy.adapter is None:
+                self.reward_engine = self._make_reward_engine()
+        # DeepSpeed holds on to the place of weights
+        movable = self.reward_model is not None and self.reward_engine is None
+        self.reward_network = self._parking([self.reward_model.policy.base] if movable else [])
+
+    def _make_reward_engine(self) -> Engine | HeadedEngine:
+        model, settings = self.reward_model, self._optimizer_settings(reward_learning_rate(self.args))
+        settings = replace(settings, scheduler="constant", warmup_steps=0)
+        heads = list(model.head.parameters())
+        zero = self.launch.zero if model.policy.adapter is None else None  # an adapter is whole on every rank
+        return headed_engine(model.policy, model.backbone, heads, model.group, settings, zero)
 
     def _total_steps(self) -> int | None:
         super()._total_steps()

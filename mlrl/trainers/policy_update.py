@@ -52,7 +52,8 @@ class PolicyUpdate:
     def run(self, samples: Sequence[Sequence[Sample]]) -> Iterator[UpdateOutcome]:
         """Updates from the samples of every agent, minibatch after minibatch; samples[agent] are in node order."""
         plans = list(self._minibatches(samples))
-        if self.args.clip_range is not None and len(plans) > 1:
+        scored = samples[0][0].old_logprobs is not None  # already, as of responses that a server drew
+        if self.args.clip_range is not None and len(plans) > 1 and not scored:
             self._score_old(samples)
         settings = [self._settings(own) for own in samples]
         for minibatch in plans:
@@ -143,6 +144,7 @@ class PolicyUpdate:
         scored, lengths = agent.policy.logprobs(micro.tree, self.args.temperature, entropy)
         device = scored.logprobs_L.device
         old = [sample.old_logprobs for sample in micro.samples]
+        fixed = [sample.token_weights for sample in micro.samples]
         outputs = policy_loss(
             PolicyLossInputs(
                 logprobs_T=scored.logprobs_L,
@@ -151,6 +153,7 @@ class PolicyUpdate:
                 weights_S=torch.tensor([s.weight * scale for s in micro.samples], device=device),
                 old_logprobs_T=None if old[0] is None else torch.cat(old).to(device),
                 entropy_T=scored.entropy_L,
+                token_weights_T=None if fixed[0] is None else torch.cat(fixed).to(device),
             ),
             settings,
         )

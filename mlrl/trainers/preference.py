@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 from mlrl.checkpoint import Kept
 from mlrl.config_preference import num_comparator_candidates
 from mlrl.errors import ConfigError
+from mlrl.models.base import Base
+from mlrl.models.parking import Parking
 from mlrl.preference.collection import Collected, CollectionSettings, collect_pairs
 from mlrl.preference.comparators import PolicyComparator, WrittenComparator
 from mlrl.preference.drift import collection_metrics, pair_digest, reward_histograms
@@ -37,6 +39,7 @@ class RoundState:
         round: the one under way, from 1; 0 for the only one of a run without iterations.
         phase: what of it comes next, `collect` or one of the trainer's own; batches: of that phase, done already.
         rewards: of the candidates of the latest collection. seen: digests of the pairs of all collections.
+        requests: that the comparator's API has been sent, of `comparator_api_max_requests`.
     """
 
     round: int
@@ -44,6 +47,7 @@ class RoundState:
     batches: int = 0
     rewards: list[float] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
+    requests: int = 0
 
     def enter(self, phase: str) -> None:
         """The phase before is done."""
@@ -98,7 +102,7 @@ class PreferenceTrainer(Trainer):
 
     def collect_round(self, round: int) -> None:
         """Plays the train set, against the comparator where there are iterations, and writes the round's pairs."""
-        self.console.phase("collecting pairs")
+        self.phase("collecting pairs")
         args = self.args
         if self.comparator is not None:
             self.comparator.begin_round(round)
@@ -110,11 +114,14 @@ class PreferenceTrainer(Trainer):
             batch_size=max(1, args.max_rollout_rows // (args.preference_num_candidates * self.num_agents)),
         )
         items = self.world.from_first(lambda: [(n, dict(row)) for n, row in enumerate(self.task.train_dataset)])
-        collected = collect_pairs(
-            self.collector, items, self.growth(), settings, comparator=self.comparator, round=round
-        )
+        with self.comparator_networks.use():
+            collected = collect_pairs(
+                self.collector, items, self.growth(), settings, comparator=self.comparator, round=round
+            )
         self.env_step += collected.cost.joint_evaluations
         self.generated_tokens += collected.cost.generated_tokens
+        if self.comparator is not None:
+            self.round_state.requests = self.comparator.requests
         if self.launch.is_main:
             write_round(self.run_folder.path / FOLDER, max(round, 1), collected.pairs)
         self._report(round, collected)
@@ -184,11 +191,17 @@ class PreferenceTrainer(Trainer):
         self.comparator: PolicyComparator | WrittenComparator | None = None
         if self.iterative and self.args.comparator_policy != "api":  # whose answers are kept in the run folder
             self.comparator = self._make_comparator(None)
+        self.comparator_networks = self._parking([] if self.comparator is None else self.comparator.bases)
+        self.reference_networks = self._parking([a.reference.base for a in self.team.agents if a.reference is not None])
+
+    def _parking(self, bases: list[Base]) -> Parking:
+        """Networks that some phases of a round do not use; those of agents are used in all."""
+        return Parking(bases, self.team.bases, self.team.loading.device)
 
     def _make_comparator(self, cache: Path | None) -> PolicyComparator | WrittenComparator:
         args = self.args
         sampling = SamplingParams(args.temperature, args.top_p, args.top_k, args.max_new_tokens)
-        return make_comparator(args, self.collector, sampling, cache)
+        return make_comparator(args, self.collector, sampling, cache, self.round_state.requests)
 
     def _begin(self) -> None:
         """What needs the run folder, and the evaluation before anything is learned."""
@@ -210,6 +223,20 @@ class PreferenceTrainer(Trainer):
         size = f"{len(self.task.train_dataset)} items × {self.args.preference_num_candidates} candidates"
         bound = "" if self.args.max_steps is None else f", at most {self.args.max_steps} steps"
         return super()._describe() | {"steps": f"{len(self.rounds)} rounds, {size} each{bound}"}
+
+    def take_steps(self, batches: Iterator[Batch], log_all: bool = False) -> None:
+        """The steps of a phase from where it stands, with the evaluations, log lines and checkpoints between them.
+
+        Args:
+            log_all: a line a step, for steps that evaluate no rewards, as `logging_steps` counts.
+        """
+        for batch in self._remaining(batches):
+            if self.args.eval_interval and self._crossed(batch):
+                self._evaluate_and_log()
+            self._run_step(batch)
+            if log_all or self.interval.due(self.env_step):
+                self._log_training()
+            self.checkpoints.after_step(batch)
 
     def _remaining(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of a phase that are still to be trained on, as many as `max_steps` allows."""

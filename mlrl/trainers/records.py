@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mlrl.profiling import span
 from mlrl.rollout.tree import RolloutTree
 from mlrl.tracking import Tracking
 
@@ -14,8 +15,9 @@ def write_nodes(
 ) -> None:
     """Appends every node of these trees to the run's completions, and passes them to trackers."""
     records = list(node_records(trees, step, env_step, split, discount))
-    tracking.run_folder.write_completions(records, split, step)
-    tracking.log_completions(records, split, env_step=env_step)
+    with span("files"):
+        tracking.run_folder.write_completions(records, split, step)
+        tracking.log_completions(records, split, env_step=env_step)
 
 
 def node_records(

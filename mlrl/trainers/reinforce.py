@@ -21,6 +21,7 @@ from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
 from mlrl.trainers.estimate import estimate_advantages, reference_kl
 from mlrl.trainers.metrics import advantage_metrics, flat, mean_reward, rollout_metrics
+from mlrl.trainers.mismatch import correct_mismatch
 from mlrl.trainers.policy_update import PolicyUpdate
 from mlrl.trainers.records import write_nodes
 from mlrl.trainers.samples import Sample, make_samples
@@ -47,7 +48,7 @@ class ReinforceTrainer(Trainer):
 
     def collect(self, batch: Batch) -> list[RolloutTree]:
         """Grows a tree of joint responses for every item."""
-        self.console.phase("sampling")
+        self.phase("sampling")
         trees = self.grow(batch)
         cost = self.collector.cost
         self.env_step += cost.joint_evaluations
@@ -91,7 +92,7 @@ class ReinforceTrainer(Trainer):
 
     def estimate(self, trees: list[RolloutTree]) -> list[list[Sample]]:
         """Every agent's samples, with weights, advantages and, where asked for, their KL to the reference."""
-        self.console.phase("advantages")
+        self.phase("advantages")
         samples = self._samples(trees)
         zero_std = estimate_advantages(trees, samples, self.args)
         self.averager.update(advantage_metrics(samples, zero_std, self.args))
@@ -110,13 +111,15 @@ class ReinforceTrainer(Trainer):
             )
             for agent in range(self.num_agents)
         ]
+        if args.rollout_backend != "in_process":
+            self.averager.update(correct_mismatch(self.team, samples, args))
         if args.reference_kl_coef > 0:
             reference_kl(self.team, samples, args)
         return samples
 
     def update(self, samples: list[list[Sample]]) -> None:
         """One or several optimizer updates of every agent from the same trees."""
-        self.console.phase("update")
+        self.phase("update")
         update = PolicyUpdate(self.team, self.engines, self.args, self.step_number)
         outcomes = list(update.run(samples))
         for outcome in outcomes:

@@ -19,7 +19,9 @@ class Sample:
 
     Attributes:
         weight: w of the objective (0 where the response is masked).
-        old_logprobs: (L,) log-probabilities at the weights it was sampled with, where importance ratios need them.
+        old_logprobs: (L,) log-probabilities at the weights it was sampled with, where importance ratios need them; of a
+            response that a server drew, at the trainer's weights before the update.
+        token_weights: (L,) fixed weight of each token where a server drew it (`mlrl.estimators.mismatch`).
         kl: its summed log-ratio to the reference policy, in nats, where there is one.
     """
 
@@ -30,6 +32,7 @@ class Sample:
     advantage: float = 0.0
     old_logprobs: torch.Tensor | None = None
     kl: float | None = None
+    token_weights: torch.Tensor | None = None
 
     @property
     def response(self) -> Response:

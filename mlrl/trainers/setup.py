@@ -29,9 +29,9 @@ from mlrl.parallel.mesh import Mesh, plan_ranks
 from mlrl.parallel.zero import ZeroEngine, fetch_with
 from mlrl.rollout.collect import Collector
 from mlrl.rollout.prompts import tokenize_prompt
-from mlrl.rollout.sampler import Sampler
 from mlrl.sources import Source, load_tokenizers, max_model_length, resolve_source
 from mlrl.task import Environment, Task
+from mlrl.trainers.rollout_setup import check_servers, make_sampler, uses_vllm
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PreparedTeam:
             trainable=trainable,
             **self.options,
         )
-        return Collector(team, Sampler(team, self.args.max_rollout_rows), self.environment)
+        return Collector(team, make_sampler(self.args, self.launch, team, self.dtype), self.environment)
 
 
 def prepare_team(
@@ -110,6 +110,8 @@ def prepare_team(
         _check_targets(args, sources)
         _check_reference(args, sources)
     _check_first_prompts(args, environment, tokenizers, limits)
+    if uses_vllm(args):
+        check_servers(args, launch, sources, tokenizers)
     environment.limit_calls(args.reward_timeout, args.reward_fallback, args.reward_processes)
     return PreparedTeam(args, launch, environment, sources, tokenizers, limits, dtype, options)
 

@@ -49,6 +49,19 @@ SETTINGS: list[tuple] = [
     ("joint_mode", "crossed", "Did you mean 'cross'"),
     ("early_termination_scope", "branch", "Use node or joint"),
     ("rollout_batch_size", 0, "Give 1 or more"),
+    # Rollouts on vLLM
+    ("rollout_backend", "vlm", "Did you mean 'vllm'"),
+    ("vllm_url", ["localhost:8000"], "such as http://localhost:8000", {"rollout_backend": "vllm"}),
+    ("vllm_spawn", "maybe", "Give True or False"),
+    ("vllm_devices", ["cuda"], "numbers of GPUs", {"rollout_backend": "vllm", "vllm_spawn": True}),
+    ("vllm_python", "no-such-python", "has vLLM", {"rollout_backend": "vllm", "vllm_spawn": True}),
+    ("vllm_args", {"max_model_len": 512}, "Set rollout_backend to vllm"),
+    ("vllm_start_timeout", 0.0, "a number above 0"),
+    ("vllm_timeout", 0.0, "a number above 0"),
+    ("vllm_max_retries", -1, "Give 0 or more"),
+    ("vllm_max_concurrency", 0, "Give 1 or more"),
+    ("rollout_is_cap", 0.0, "None for no weights"),
+    ("rollout_kl_limit", 0.0, "None for no limit"),
     # Where models live
     ("placement", "splitted", "Did you mean 'split'"),
     ("ranks_per_agent", [2, 0], "Give 1 or more"),
@@ -85,6 +98,7 @@ SETTINGS: list[tuple] = [
     ("eval_temperature", -0.1, "0 .greedy. or more"),
     ("agents_dir", "nowhere", "the folder that holds agent_0"),
     ("output", ".", "Give the name of a file"),
+    ("protocol", "debate", "single, parallel, sequential or discussion"),
     # Logging and saving
     ("eval_interval", -1, "or more"),
     ("logging_steps", 0, "Give 1 or more"),
@@ -96,6 +110,7 @@ SETTINGS: list[tuple] = [
     ("wandb_tags", [""], "leave it out"),
     ("wandb_dir", "", "leave it out"),
     ("completions_steps", -1, "or more"),
+    ("profile", "yes", "True"),
     ("seed", -1, "from 0 to 4294967295"),
     # Checkpoints
     ("save_steps", -1, "or more"),
@@ -355,5 +370,6 @@ COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("madpo", "--comparator_policy api", ("comparator_api_url=None", "Give the endpoint's")),
     ("marlhf", "--rl_algorithm ppo", ("rl_algorithm='ppo'", "Use magrpo")),
     ("evaluate", "--agents_dir nowhere", ("agents_dir='nowhere'", "the folder that holds agent_0")),
+    ("evaluate", "--output /proc/results.json", ("output='/proc/results.json'", "Give another file")),
     ("magrpo", "--config absent.yaml", ("config='absent.yaml'", "Give a YAML file")),
 ]

@@ -128,10 +128,10 @@ def main() -> None:
                 "sampling_tokens_per_s": round(completion / sampling, 1),
                 "update_tokens_per_s": round(completion / update, 1),
                 "sampling_share_of_peak": round(
-                    _flops(trainer, cost["sampled_unique"], completion) / sampling / peak / 1e9, 3
+                    useful_flops(trainer, cost["sampled_unique"], completion) / sampling / peak / 1e9, 3
                 ),
                 "update_share_of_peak": round(
-                    passes * _flops(trainer, cost["unique"], completion) / update / peak / 1e9, 3
+                    passes * useful_flops(trainer, cost["unique"], completion) / update / peak / 1e9, 3
                 ),
                 "gemm_gflops": round(peak, 1),
                 "peak_gb": round(peak_gb, 2),
@@ -180,7 +180,7 @@ def _counted(trainer: MAGRPOTrainer) -> dict[str, int]:
     return cost
 
 
-def _flops(trainer: MAGRPOTrainer, tokens: int, completion_tokens: int) -> float:
+def useful_flops(trainer: MAGRPOTrainer, tokens: int, completion_tokens: int) -> float:
     """Useful work of one pass: the blocks on each distinct token, the head on each completion token."""
     base = trainer.team.bases[0]
     embedding = base.model.get_input_embeddings().weight.numel()

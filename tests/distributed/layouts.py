@@ -65,7 +65,7 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     agents = layout.get("agents")
     kind = layout.get("trainer", "MAGRPO")
     config = getattr(trainers, f"{kind}Config")
-    args = {"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3}
+    args = {"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3, "num_train_epochs": STEPS}
     args = {name: value for name, value in args.items() if name in field_names(config)} | layout.get("args", {})
     judge = own_reward if layout.get("own_rewards") else reward
     trainer = getattr(trainers, f"{kind}Trainer")(
@@ -80,7 +80,6 @@ def train(spec: dict, layout: dict, out: Path) -> None:
             run_name=layout["name"],
             eval_interval=2,
             completions_steps=1,
-            num_train_epochs=STEPS,
             max_steps=STEPS,
             save_steps=1,
             save_total_limit=None,
@@ -96,11 +95,12 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     critics = getattr(trainer, "critics", [])
     values_before = [critic_weights(critic) for critic in critics]
     rewarder = getattr(trainer, "reward_model", None)
-    rewarder_before = rewarder and rewarder.state()
+    rewarder_before = rewarder and whole(rewarder)
     trainer.train()
-    if rewarder is not None and trainer.mesh.reward_model.is_first:
-        moved = [b - a for a, b in zip(rewarder_before, rewarder.state(), strict=True)]
-        torch.save(moved, out / f"{layout['name']}-reward_model.pt")
+    if rewarder is not None:
+        moved = [b - a for a, b in zip(rewarder_before, whole(rewarder), strict=True)]
+        if rewarder.group.is_first:
+            torch.save(moved, out / f"{layout['name']}-reward_model.pt")
     for critic, old in zip(critics, values_before, strict=True):
         moved = [b - a for a, b in zip(old, critic_weights(critic), strict=True)]
         if trainer.mesh.critic(critic.index).is_first:
@@ -161,6 +161,11 @@ def critic_weights(critic) -> list[torch.Tensor]:
     """Copies of what a critic trains, whole."""
     with critic.policy.base.whole():
         return [p.detach().clone() for p in critic.parameters]
+
+
+def whole(rewarder) -> list[torch.Tensor]:
+    """Copies of what a reward model trains, whole."""
+    return [value.clone() for value in rewarder.whole_state()]
 
 
 def main() -> None:

@@ -89,6 +89,13 @@ KINDS = {
         },
     },
     "marlhf": {"trainer": "MARLHF", "args": {"micro_batch_tokens": 200, "num_generations": 2}},
+    "marlhf_full": {
+        "trainer": "MARLHFIter",
+        "args": {
+            **{"tuning": "full", "micro_batch_tokens": 200, "num_generations": 2, "agent_learning_rate": 1e-4},
+            **{"reward_learning_rate": 1e-4, "num_train_epochs": 1},  # two steps a round
+        },
+    },
     "marlhf_maac": {
         "trainer": "MARLHFIter",
         # a new critic starts at the mean return, so its first gradient is rounding, which AdamW makes a step of

@@ -208,3 +208,41 @@ def test_wrong_arguments_are_named():
         )  # fmt: skip
         with pytest.raises(ValueError, match="lengths_S"):
             policy_loss(data, PolicyLossSettings())
+
+
+@pytest.mark.parametrize(("clip_range", "level"), [(None, "token"), (0.2, "token"), (0.2, "sequence")])
+def test_token_weights_scale_each_tokens_gradient(clip_range, level):
+    """Two sequences of 2 and 1 tokens at their old weights, where every form has the gradient −w·ω_t·A a token."""
+    logprobs_T = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
+    weights_T = torch.tensor([2.0, 0.5, 0.25], dtype=torch.float64, requires_grad=True)
+    given = PolicyLossInputs(
+        logprobs_T,
+        torch.tensor([2, 1]),
+        torch.tensor([3.0, -1.0], dtype=torch.float64),
+        torch.tensor([0.5, 1.0], dtype=torch.float64),
+        token_weights_T=weights_T,
+    )
+    loss = policy_loss(given, PolicyLossSettings(clip_range=clip_range, importance_level=level)).loss
+    loss.backward()
+    # sequence level: one weight, the mean (2 + 0.5)/2 = 1.25, for both tokens of the first sequence
+    first = [1.25, 1.25] if level == "sequence" else [2.0, 0.5]
+    assert logprobs_T.grad.tolist() == pytest.approx([-0.5 * 3 * first[0], -0.5 * 3 * first[1], 0.25])
+    assert weights_T.grad is None  # a fixed factor
+    # REINFORCE: −0.5·3·(2·(−1) + 0.5·(−2)) − 1·(−1)·0.25·(−0.5) = 4.5 − 0.125; surrogates at ratio 1:
+    # −0.5·3·(2 + 0.5) + 0.25 = −3.5
+    assert float(loss.detach()) == pytest.approx(4.375 if clip_range is None else -3.5)
+
+
+def test_token_weights_multiply_the_clipped_term():
+    """ρ = 1.5 and 1.1, A = 2, ε = 0.2: 0.5·1.2·2 + 3·1.1·2 = 7.8."""
+    given = PolicyLossInputs(
+        torch.tensor([1.5, 1.1]).log(),
+        torch.tensor([2]),
+        torch.tensor([2.0]),
+        torch.tensor([1.0]),
+        old_logprobs_T=torch.zeros(2),
+        token_weights_T=torch.tensor([0.5, 3.0]),
+    )
+    outputs = policy_loss(given, PolicyLossSettings(clip_range=0.2))
+    assert float(outputs.loss) == pytest.approx(-7.8, rel=1e-5)
+    assert outputs.clipped_S.tolist() == [1.0] and outputs.ratio_max == pytest.approx(1.5)

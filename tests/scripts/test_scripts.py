@@ -208,7 +208,10 @@ def test_a_trained_team_is_evaluated_from_its_folder(run, tiny_llama):
     # the saved agents do exactly what the trained ones did at the end
     assert results["metrics"] == {name: value for name, value in last.items() if name.startswith("eval/")}
     for name, value in results["metrics"].items():
-        assert re.search(rf"  {re.escape(name)} +{re.escape(f'{value:.3f}')}\n", printed) or abs(value) < 1e-3
+        assert re.search(rf"  {re.escape(name)} +{re.escape(f'{value:.3f}')}", printed) or abs(value) < 1e-3
+    low, high = results["intervals"]["eval/turn_2/reward_mean"]
+    assert low <= results["metrics"]["eval/turn_2/reward_mean"] <= high
+    assert f"  {low:.3f} .. {high:.3f}\n" in printed
     episodes = results["episodes"]
     assert [(e["item"], e["episode"]) for e in episodes] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     rewards = [e["turns"][1]["reward"] for e in episodes]
@@ -227,6 +230,14 @@ def test_models_that_nobody_trained_are_evaluated_without_adapters(run, tiny_lla
     run("magrpo", "--agent_model", tiny_llama, "--run_name", "mine", *zero)
     base = json.loads(Path("base.json").read_text())["metrics"]
     assert {name: read_metrics(Path("runs/mine"))[0][name] for name in base} == base
+
+
+def test_a_discussion_from_the_command_line(run, tiny_llama):
+    few = ["--eval_num_samples", "2", "--max_new_tokens", "8", "--eval_num_generations", "1"]
+    printed = run("evaluate", "--agent_model", tiny_llama, *few, "--protocol", "discussion", "--output", "talk.json")
+    assert "protocol  discussion" in printed and "eval/turn_2/reward_mean" in printed
+    talk = json.loads(Path("talk.json").read_text())
+    assert talk["settings"]["protocol"] == "discussion" and len(talk["episodes"][0]["turns"]) == 2
 
 
 # --------------------------------------------------------------------------------------------------------------- errors

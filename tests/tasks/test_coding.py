@@ -235,7 +235,9 @@ def test_one_agent_writes_both(data):
 
 
 def test_an_unknown_word():
-    with pytest.raises(ConfigError, match="feedback='expert'.*plain, passed, level_passed, level_feedback"):
+    with pytest.raises(
+        ConfigError, match="feedback='expert'.*plain, passed, level_passed, level_feedback, expert_edits"
+    ):
         load_task("mbpp", {"feedback": "expert"})
 
 
@@ -350,10 +352,11 @@ def test_means_by_turn():
 # ------------------------------------------------------------------------------------------------- through the trainer
 
 
-SLOW = [pytest.param(word, marks=pytest.mark.slow) for word in FEEDBACK[:-1]]
+MODES = [mode for mode in FEEDBACK if mode != "expert_edits"]  # which has a test of its own
+SLOW = [pytest.param(word, marks=pytest.mark.slow) for word in MODES[:-1]]
 
 
-@pytest.mark.parametrize("feedback", [*SLOW, FEEDBACK[-1]])
+@pytest.mark.parametrize("feedback", [*SLOW, MODES[-1]])
 def test_best_mixed_and_hostile_answers_through_the_trainer(feedback, data, tiny_llama, tmp_path, monkeypatch):
     from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
 

@@ -5,7 +5,7 @@ import pytest
 
 from mlrl.errors import ConfigError
 from mlrl.tasks.feedback import checked_mode
-from mlrl.tasks.task_data import load_rows, read_rows, split_rows
+from mlrl.tasks.task_data import hub_rows, load_rows, read_rows, split_rows
 
 ROWS = [{"a": 1, "b": "é"}, {"a": 2, "b": "x\ny"}]
 
@@ -30,6 +30,17 @@ def test_rows_of_a_file(path):
     assert load_rows(path, None, "test", lambda: []) == ROWS
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_single_row(tmp_path, name):
+    path = tmp_path / name
+    text = (json.dumps(ROWS[0]) + "\n").encode()
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert read_rows(str(path)) == ROWS[:1]
+    (tmp_path / "rows.json").write_text('{"splits": [1, 2]}')
+    with pytest.raises(ConfigError, match="no list of rows"):  # there an object is something else than a row
+        read_rows(str(tmp_path / "rows.json"))
+
+
 @pytest.mark.parametrize("content", ["", "[]", "[1, 2]", "{", '{"a": 1', "3", "\x00"])
 def test_files_without_rows(tmp_path, content):
     path = tmp_path / "rows.json"
@@ -46,6 +57,54 @@ def test_what_cannot_be_had(tmp_path):
     with pytest.raises(ConfigError, match="dataset='no_such/set': split 'test' cannot be loaded"):
         load_rows(None, "no_such/set", "test", lambda: [])
     assert load_rows(None, None, "test", lambda: ROWS) == ROWS
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that cannot be reached, or as a test sets `answer`; counts the requests, and what was loaded how."""
+    import datasets
+    import huggingface_hub
+
+    class Hub:
+        answer, asked, loaded = OSError("no network"), [], []
+
+    def dataset_info(self, dataset, timeout):
+        Hub.asked.append(dataset)
+        if isinstance(Hub.answer, Exception):
+            raise Hub.answer
+
+    def load_dataset(dataset, config, split):
+        Hub.loaded.append((dataset, config, split, datasets.config.HF_HUB_OFFLINE))
+        if datasets.config.HF_HUB_OFFLINE:
+            raise ConnectionError("not loaded before")
+        return datasets.Dataset.from_list(ROWS)
+
+    Hub.asked, Hub.loaded = [], []
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    return Hub
+
+
+def test_the_hub_is_asked_once_and_waited_for_never(hub):
+    with pytest.raises(ConfigError, match="task_args.dataset='a/b': split 'test' cannot be loaded .not loaded before"):
+        hub_rows("a/b", "test")
+    assert (hub.asked, hub.loaded) == (["a/b"], [("a/b", None, "test", True)])
+    import datasets
+
+    assert datasets.config.HF_HUB_OFFLINE is False
+    hub.answer = None
+    assert hub_rows("a/b", "test", "part") == ROWS
+    assert hub.loaded[1:] == [("a/b", "part", "test", False)]
+
+
+def test_a_name_that_the_hub_does_not_know(hub):
+    from huggingface_hub.errors import HFValidationError
+
+    hub.answer = HFValidationError("a name")
+    with pytest.raises(ConfigError, match="the hub has no data set of that name"):
+        hub_rows("no such name", "test")
+    assert hub.loaded == []
 
 
 def test_parts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from mlrl.trainers import (
     MARLHFTrainer,
     MARLOOTrainer,
 )
+from tests.http_server import FakeServer, Reply
 from tests.trainers.loops import reward
 from tests.trainers.resuming import Crash, StopAt, assert_same, crash, make, result, terminate
 
@@ -77,6 +79,26 @@ def test_preferences_go_on_to_the_same_end(name, tiny_llama, tmp_path):
     assert [path.name for path in rounds[0]] == [path.name for path in rounds[1]] and rounds[0]
     for path, again in zip(*rounds, strict=True):
         assert path.read_text() == again.read_text()
+
+
+def test_the_budget_of_an_api_is_that_of_the_whole_run(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "*")
+    server = FakeServer(lambda number, body: Reply({"completions": [f"{number} {'ab' * n}" for n in range(3)]}))
+    settings = {
+        **PAIRS,
+        **{"num_iterations": 2, "comparator_policy": "api", "comparator_api_url": server.url, "eval_interval": 0},
+        **{"comparator_api_max_concurrency": 1, "comparator_api_max_requests": 14, "max_steps": None},
+    }
+    with pytest.raises(Stopped):  # in the first round, which asks for 5 items × 2 agents
+        make(MADPOIterTrainer, tiny_llama, tmp_path, "run", StopAt(1, terminate), num_turns=1, base=settings).train()
+    assert len(server.asked) == 10
+    again = {"num_turns": 1, "resume_from_checkpoint": "latest"}
+    make(MADPOIterTrainer, tiny_llama, tmp_path, "run", base=settings, **again).train()
+    server.close()
+    assert len(server.asked) == 14  # the second round has 4 left, so that 3 of its items are lost
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lost = [row["preference/lost_candidates"] for row in rows if "preference/lost_candidates" in row]
+    assert lost == [0, 9]
 
 
 @pytest.mark.parametrize("name", TRAINERS)

@@ -1,19 +1,70 @@
 """A tool task from rows: N agents share the calls that a request needs. One turn; nothing is executed."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mlrl import ConfigError, Task
 from mlrl.tasks.pass_at_k import turn_means
 from mlrl.tasks.task_data import Row
+from mlrl.tasks.tool_use.benchmark import checked_categories
 from mlrl.tasks.tool_use.calls import read_calls
 from mlrl.tasks.tool_use.reward import Score, score
 from mlrl.tasks.tool_use.rows import gold_calls, parameter_names, properties
+from mlrl.tasks.tool_use.source import tool_rows
 
 ROLE_MODES = ("self_select", "split_by_order", "odd_even", "same_prompt")
 
 RECOMMENDED = {"num_turns": 1, "num_generations": 4, "max_new_tokens": 256, "temperature": 0.7}
+
+
+def tool_task_function(
+    sample: Sequence[Row],
+    packaged: Callable[[Path, Sequence[str]], list[Row]],
+    known: Sequence[str],
+    default: str,
+    ordered: bool,
+) -> Callable[..., Task]:
+    """The `task` function over rows of one kind.
+
+    Args:
+        sample: rows of our own.
+        packaged: reads the rows of some categories from the data folder of the package bfcl-eval.
+        known: its categories; default: those that are read unless others are named.
+        ordered: see `tool_task`.
+    """
+
+    def task(
+        data_path: str | None = None,
+        dataset: str | None = None,
+        categories: str = default,
+        role_mode: str = "self_select",
+        train_split: str = "train",
+        eval_split: str = "test",
+        train_size: int | None = None,
+        eval_size: int | None = None,
+    ) -> Task:
+        """The task over rows with user_prompt, function and ground_truth, and turn_index where calls have an order.
+
+        Args:
+            dataset: a hub id, `bfcl-eval` for the installed package, or `sample`.
+            categories: of the package, with commas between them.
+            role_mode: self_select, split_by_order, odd_even or same_prompt.
+            eval_size: rows held out; None: a fifth of the package's rows, the last tenth of a file.
+        """
+        words = checked_categories(categories, known)
+        train, held_out = tool_rows(
+            data_path,
+            dataset,
+            splits=(train_split, eval_split),
+            sizes=(train_size, eval_size),
+            sample=sample,
+            packaged=lambda folder: packaged(folder, words),
+        )
+        return tool_task(train, held_out, role_mode=role_mode, ordered=ordered)
+
+    return task
 
 
 def tool_task(train: Sequence[Row], held_out: Sequence[Row], *, role_mode: str, ordered: bool) -> Task:

@@ -1,0 +1,55 @@
+"""Confidence intervals of any metric over the items of an evaluation, by the jackknife.
+
+Episodes of one item are not independent of each other, so what is left out, one at a time, is a whole item.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+
+def jackknife_intervals(
+    statistic: Callable[[Sequence[int]], Mapping[str, float]], num_items: int, confidence: float = 0.95
+) -> dict[str, tuple[float, float]]:
+    """(low, high) of every metric: its value ± t · standard error, t of Student's distribution with n − 1 degrees.
+
+    For a mean over items this is the textbook interval; for a ratio or pass@k the jackknife gives the standard error:
+    √((n − 1)/n · Σ (θ_i − θ̄)²), θ_i the value without item i (Efron and Tibshirani 1993, chapter 11).
+
+    Args:
+        statistic: the metrics of the items with these numbers.
+        num_items: n; {} below 2.
+
+    Returns:
+        Metrics that are finite with all items and without each of them; the others have no interval.
+    """
+    if num_items < 2:
+        return {}
+    every = range(num_items)
+    whole = statistic(every)
+    without = [statistic([other for other in every if other != left_out]) for left_out in every]
+    factor = student_quantile(num_items - 1, confidence)
+    intervals = {}
+    for name, value in whole.items():
+        values = [metrics.get(name, math.nan) for metrics in without]
+        if all(map(math.isfinite, [value, *values])):
+            mean = math.fsum(values) / num_items
+            spread = math.fsum((v - mean) ** 2 for v in values)
+            half = factor * math.sqrt((num_items - 1) / num_items * spread)
+            intervals[name] = (value - half, value + half)
+    return intervals
+
+
+def student_quantile(degrees: int, confidence: float = 0.95) -> float:
+    """t such that a Student variable of so many degrees of freedom lies within ±t with this probability."""
+    low, high = 0.0, math.pi / 2  # of the angle θ with tan θ = t/√degrees, whose density is cos^(degrees − 1)
+    whole = _area(high, degrees)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _area(middle, degrees) < confidence * whole else (low, middle)
+    return math.tan(low) * math.sqrt(degrees)
+
+
+def _area(angle: float, degrees: int, steps: int = 2000) -> float:
+    """∫ cos^(degrees − 1) from 0 to the angle, by the midpoint rule."""
+    width = angle / steps
+    return width * math.fsum(math.cos((i + 0.5) * width) ** (degrees - 1) for i in range(steps))

@@ -1,0 +1,45 @@
+import math
+
+import pytest
+
+from mlrl.trainers.intervals import jackknife_intervals, student_quantile
+
+
+@pytest.mark.parametrize(
+    ("degrees", "confidence", "value"),
+    [
+        (1, 0.95, 12.7062),
+        (2, 0.95, 4.3027),
+        (3, 0.95, 3.1824),
+        (10, 0.95, 2.2281),
+        (100, 0.95, 1.9840),
+        (5, 0.9, 2.0150),
+    ],
+)
+def test_student_quantiles(degrees, confidence, value):
+    assert student_quantile(degrees, confidence) == pytest.approx(value, abs=1e-4)
+
+
+def test_the_interval_of_a_mean_is_the_textbook_one():
+    values = [1.0, 2.0, 4.0, 5.0]
+    intervals = jackknife_intervals(lambda items: {"mean": sum(values[i] for i in items) / len(items)}, 4)
+    # mean 3; deviations −2 −1 1 2, squares 10, variance 10/3, standard error √(10/3/4) = 0.912871; t of 3 is 3.182446
+    assert intervals["mean"] == pytest.approx((3 - 2.905163, 3 + 2.905163), abs=1e-4)
+
+
+def test_the_interval_of_a_ratio():
+    hits, tries = [1, 0, 3], [2, 1, 3]
+    statistic = lambda items: {"rate": sum(hits[i] for i in items) / sum(tries[i] for i in items)}  # noqa: E731
+    # 4/6; without one each: 3/4, 4/5, 1/3, mean 0.627778; squares .014938 .029660 .086698, sum .131296
+    # standard error √(2/3 · .131296) = .295855; t of 2 degrees 4.302653
+    low, high = jackknife_intervals(statistic, 3)["rate"]
+    assert (low, high) == pytest.approx((4 / 6 - 1.272961, 4 / 6 + 1.272961), abs=1e-4)
+
+
+def test_metrics_without_an_interval():
+    def statistic(items):
+        own = {"same": 2.0, "undefined": math.nan}
+        return own | ({"rare": 1.0} if 0 in items else {})
+
+    assert jackknife_intervals(statistic, 3) == {"same": (2.0, 2.0)}
+    assert jackknife_intervals(statistic, 1) == {}

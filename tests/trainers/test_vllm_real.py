@@ -1,0 +1,145 @@
+"""Three steps of two agents on a real vLLM server and SmolLM2-135M, and what goes wrong there. Minutes.
+
+VLLM_PYTHON=/path/to/vllm-env/bin/python ./launch.sh test -m vllm -n 0 -s
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlrl.agents import Agent
+from mlrl.checkpoint import damage
+from mlrl.embedded import embedded_model_path
+from mlrl.errors import RolloutError
+from mlrl.rollout.vllm_client import VLLMClient
+from mlrl.rollout.vllm_server import ServerSettings, SpawnedServer, start_servers
+from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
+
+pytestmark = pytest.mark.vllm
+
+ROWS = [{"prompt": "Tell me about the sea."}, {"prompt": "What is rain?"}, {"prompt": "Who bakes bread?"}]
+SETTINGS = {
+    **{"rollout_backend": "vllm", "max_new_tokens": 12, "num_generations": 2, "rollout_batch_size": 1},
+    **{"dtype": "float32", "eval_interval": 0, "save_steps": 1, "vllm_max_retries": 1, "agent_learning_rate": 1e-3},
+}
+
+
+class Running:
+    """The server of the tests; one that was killed is started again."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.count = folder, 0
+        self.start()
+
+    def start(self) -> None:
+        settings = ServerSettings(
+            model=embedded_model_path(),
+            dtype="float32",
+            device=os.environ.get("VLLM_DEVICE", "cpu"),
+            adapters=2,
+            arguments={"max_model_len": 256},
+            python=os.environ.get("VLLM_PYTHON", sys.executable),
+        )
+        [self.server] = start_servers([settings], self.folder / str(self.count), 1200.0)
+        self.count += 1
+
+    def kill(self) -> None:
+        """With all that belongs to it, as when memory runs out."""
+        watchdog = self.server.process.pid
+        [server] = Path(f"/proc/{watchdog}/task/{watchdog}/children").read_text().split()
+        os.killpg(int(server), signal.SIGKILL)
+        self.server.process.wait()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    running = Running(tmp_path_factory.mktemp("server"))
+    yield running
+    running.server.close()
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def as_chat(item):
+    return [{"role": "user", "content": item["prompt"]}]
+
+
+def reward(*completions):
+    return [float(len(texts[-1]) - len(texts[0])) for texts in zip(*completions, strict=True)]
+
+
+def make(server: SpawnedServer, num_agents=2, **settings) -> MAGRPOTrainer:
+    args = MAGRPOConfig(**SETTINGS | {"vllm_url": [server.url], "run_name": "run"} | settings)
+    return MAGRPOTrainer(
+        agent_model="embedded",
+        num_agents=num_agents,
+        formatters=as_chat,
+        reward_func=reward if num_agents > 1 else lambda texts: [float(len(text)) for text in texts],
+        train_dataset=ROWS,
+        args=args,
+    )
+
+
+def assert_agree(num_agents: int, steps: list[int]) -> None:
+    lines = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == steps
+    for line in lines:
+        for agent in range(num_agents):
+            ratio, kl = line[f"agent_{agent}/rollout_ratio_mean"], line[f"agent_{agent}/rollout_kl"]
+            print(f"step {line['step']} agent {agent}: ratio {ratio:.7f}, mismatch KL {kl:.2e}")
+            assert ratio == pytest.approx(1.0, abs=1e-3) and 0 <= kl < 1e-5
+
+
+def test_three_steps_of_two_agents(running):
+    make(running.server).train()
+    assert_agree(2, [1, 2, 3])
+    client = VLLMClient(running.server.url)
+    assert [card["id"] for card in client.models()] == ["base"]  # nothing is left behind
+    log = running.server.log.read_text()
+    for name in ("agent_0@1", "agent_1@1", "agent_0@3", "agent_1@3"):
+        assert f"Loaded new LoRA adapter: name '{name}." in log
+
+
+def test_swapped_adapters_are_caught(running, monkeypatch):
+    trainer = make(running.server)
+    for agent in trainer.team.agents:
+        generator = torch.Generator().manual_seed(agent.index)
+        for parameter in agent.parameters:
+            parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+    own = Agent.save_weights
+    monkeypatch.setattr(Agent, "save_weights", lambda agent, to: own(trainer.team.agents[1 - agent.index], to))
+    with pytest.raises(RolloutError, match="rollout_kl_limit=0.1: the responses of agent 0 .* other weights") as caught:
+        trainer.train()
+    print(caught.value)
+
+
+def test_a_server_killed_in_the_middle_of_a_rollout(running, monkeypatch):
+    own, calls = VLLMClient.complete, []
+
+    def complete(client, drawing, stop=None):
+        calls.append(1)
+        if len(calls) == 4 + 3:  # a step draws four sequences: the third of the second step
+            running.kill()
+        return own(client, drawing, stop)
+
+    monkeypatch.setattr(VLLMClient, "complete", complete)
+    with pytest.raises(RolloutError, match=r"no connection.*go on with --resume_from_checkpoint") as caught:
+        make(running.server).train()
+    print(caught.value)
+    assert damage(Path("runs/run/checkpoints/checkpoint-1")) is None
+    running.start()
+    make(running.server, resume_from_checkpoint="latest").train()
+    assert_agree(2, [1, 2, 3])
+
+
+def test_whole_weights(running):
+    make(running.server, 1, tuning="full", agent_learning_rate=1e-5, max_steps=2, save_steps=0).train()
+    assert_agree(1, [1, 2])
