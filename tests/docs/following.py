@@ -102,6 +102,10 @@ class Follower:
             assert Path(words[1]).is_file(), f"{command}: the page does not show this file"
         elif words[:2] == ("pip", "install"):
             check_pip(command)
+        elif program.startswith("python3") and words[1:3] == ("-m", "venv"):
+            assert len(words) == 4, command
+        elif program == "pip" and "/" in words[0]:  # of another environment, where nothing of ours is
+            assert words[1] == "install", command
         elif program == "cp":
             shutil.copyfile(ROOT / words[1], words[2])
         elif program == "echo" and command.output:
@@ -171,6 +175,8 @@ class Follower:
         for place in ("runs/<run>", "runs/RUN", "runs/first"):
             if word.startswith(f"{place}/") and not Path(word).exists():
                 return word.replace(place, str(self._newest_run()), 1)
+        if word.startswith("~/") and word.endswith("/python"):
+            return sys.executable
         return self.model if word in ("MODEL", "…") else word
 
 

@@ -15,7 +15,7 @@ from tests.docs.blocks import ROOT, Command
 
 ENVIRONMENT = {  # of launch.sh, and of programs that it starts
     *("PROCESSES_PER_MACHINE", "NUM_MACHINES", "MACHINE_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHON", "MLRL_DRY_RUN"),
-    *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "WANDB_MODE"),
+    *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "WANDB_MODE", "VLLM_PYTHON"),
 }
 
 
@@ -53,7 +53,7 @@ class Training:
             return "several ranks"
         if "--comparator_generation_mode" in words:
             return "a model that keeps to a form"
-        return "a server" if "api" in words else None
+        return "a server" if {"api", "vllm"} & set(words) else None
 
     @property
     def arguments(self) -> type:
@@ -129,7 +129,7 @@ def check_pip(command: Command) -> None:
 
 def check_tests(command: Command) -> None:
     """Files of tests that are named exist, and pytest knows the options."""
-    known = {"-m": 1, "-n": 1, "-k": 1, "-x": 0, "-q": 0}
+    known = {"-m": 1, "-n": 1, "-k": 1, "-x": 0, "-q": 0, "-s": 0}
     words = list(command.words[2:])
     while words:
         word = words.pop(0)

@@ -103,6 +103,7 @@ def test_flags_that_the_text_names_exist():
     elsewhere = {"help", "config", "report", "max_mb", "no-deps", "cpu", "logdir"}
     elsewhere |= {"num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port"}
     elsewhere |= {"mixed_precision", "config_file"}
+    elsewhere |= {"enable-lora", "max-loras", "max-cpu-loras", "max-lora-rank", "logprobs-mode"}  # of vllm serve
     known = settings() | elsewhere
     for page in PAGES:
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
