@@ -139,6 +139,8 @@ class Follower:
 
     def _training(self, training: Training, run: bool) -> None:
         flags = [self._filled(word) for word in training.flags]
+        for key in re.findall(r"\w*key_env[= ](\w+)", " ".join(flags)):
+            self.monkeypatch.setenv(key, "a key")
         check_launch(training)
         check_task_args(training, flags)
         flags = _without_rows_elsewhere(flags)

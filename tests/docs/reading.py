@@ -53,7 +53,7 @@ class Training:
             return "several ranks"
         if "--comparator_generation_mode" in words:
             return "a model that keeps to a form"
-        return "a server" if {"api", "vllm"} & set(words) else None
+        return "a server" if {"api", "vllm"} & set(words) or "_url=" in text else None
 
     @property
     def arguments(self) -> type:

@@ -103,7 +103,7 @@
     const entry = ({ at, index, dash }, name) => {
       const all = document.createElement("span"), swatch = document.createElement("i"), value = document.createElement("b");
       swatch.className = "swatch";
-      swatch.style.borderTop = `3px ${dash.length ? "dashed" : "solid"} ${color(index)}`;
+      swatch.style.borderTop = `3px ${dash.length ? (dash[0] < 3 ? "dotted" : "dashed") : "solid"} ${color(index)}`;
       value.textContent = format(valueAt(plot.data[at], place));
       all.append(swatch, name ? `${name} ` : "", value);
       return all;

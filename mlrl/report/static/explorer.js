@@ -94,9 +94,11 @@
       starts(tree.best, path) && path.length <= tree.best.length ? make("span", { class: "best" }, "▲ best") : null,
       starts(tree.worst, path) && path.length <= tree.worst.length ? make("span", { class: "worst" }, "▼ worst") : null,
     ] : [];
-    const flags = ks.flatMap((k, agent) => {
-      const words = [node.responses[agent][k].trim() ? null : "empty", node.truncated[agent][k] ? "truncated" : null].filter(Boolean);
-      return words.map((word) => `agent ${agent} ${word}`);
+    const whose = { empty: (k, agent) => !node.responses[agent][k].trim(), truncated: (k, agent) => node.truncated[agent][k] };
+    const flags = Object.entries(whose).flatMap(([word, holds]) => {
+      const agents = ks.map((_, agent) => agent).filter((agent) => holds(ks[agent], agent));
+      if (!agents.length) return [];
+      return [agents.length === 1 ? `agent ${agents[0]} ${word}` : agents.length === ks.length ? `all ${word}` : `agents ${agents.join(", ")} ${word}`];
     });
     const children = nodes.has(key(path));
     const name = make("span", { class: "name" }, make("span", { class: "twist", "aria-hidden": "true" }, children ? "▸" : ""),
