@@ -19,6 +19,7 @@ PAGES = [
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _STARTS = r"\./launch\.sh|accelerate|\S*python3?|pip|git|cd|export|sbatch|srun|[A-Z_]+=\S+ \S|wandb|tensorboard"
 _COMMAND = re.compile(rf"^ *\$? *({_STARTS}) ", re.MULTILINE)
+_LOOP = re.compile(r"^for (\w+) in ([^;\n]*); do\n(.*?)^done\n", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def is_script(block: Block) -> bool:
 def commands_of(block: Block) -> list[Command]:
     """The commands of a bash block; of a batch script, its lines that start a training."""
     text = re.sub(r"\\\n\s*", " ", block.text)
-    lines = text.splitlines()
+    lines = _LOOP.sub(_unrolled, text).splitlines()
     if is_script(block):
         lines = [line[line.index("./launch.sh") :].removesuffix(" &") for line in lines if "./launch.sh" in line]
     commands = []
@@ -83,6 +84,12 @@ def commands_of(block: Block) -> list[Command]:
             if words:
                 commands.append(_command(block.where, words))
     return commands
+
+
+def _unrolled(loop: re.Match) -> str:
+    """The body of a loop once for each word."""
+    name, words, body = loop.groups()
+    return "".join(body.replace(f"${name}", word) for word in words.split())
 
 
 def _command(where: str, words: list[str]) -> Command:
