@@ -17,11 +17,11 @@ class VLLMArguments:
     rollout_backend: Literal["in_process", "vllm"] = "in_process"
     """Who samples: in_process (the trained models themselves), or vllm (servers)"""
     vllm_url: list[str] | None = None
-    """http://host:port of servers that share a disk with this run (its output_dir)"""
+    """Servers that share the disk of output_dir with this run: http://host:port ..."""
     vllm_spawn: bool = False
     """Start the servers on this machine, and end them with the run"""
     vllm_devices: list[str] | None = None
-    """vllm_spawn: a server each: 0, or 2,3 (two GPUs as one), or cpu; None: one"""
+    """vllm_spawn: a server each: GPU 0, or 2,3 as one, or cpu; None: cpu"""
     vllm_python: str | None = None
     """vllm_spawn: Python interpreter that has vLLM; None: this one"""
     vllm_args: dict[str, Any] = field(default_factory=dict)

@@ -186,6 +186,13 @@ class VLLMClient:
                 return None
             raise
 
+    def is_on_cpu(self) -> bool:
+        """Whether it computes on a CPU, as far as it tells (in vLLM's dev mode)."""
+        try:
+            return "device_config=cpu" in str(self.call("GET", "/server_info").get("vllm_config"))
+        except RefusedError:
+            return False
+
     def load_weights(self, version: str, folder: str) -> None:
         """Puts the weights of the model in `folder` in place of the base's, under the name of a version.
 

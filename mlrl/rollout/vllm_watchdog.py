@@ -39,7 +39,7 @@ def _end(server: subprocess.Popen) -> None:
     _signal(server.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(_GRACE_S)
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + 0.5
     while _signal(server.pid, 0) and time.monotonic() < deadline:
         time.sleep(0.05)
     _signal(server.pid, signal.SIGKILL)

@@ -61,6 +61,8 @@ def check_servers(args: TrainerConfig, launch: Launch, sources: Sequence[Source]
                 raise ConfigError(
                     f"vllm_spawn=True: {source.name} lies in no folder that a server could read. Save it and name that"
                 )
+            if "cpu" in devices:
+                _check_tied(f"vllm_devices={args.vllm_devices!r}", args, source)
         if launch.is_main:
             check_interpreter(args.vllm_python or sys.executable)
         return
@@ -75,7 +77,7 @@ def check_servers(args: TrainerConfig, launch: Launch, sources: Sequence[Source]
         agent = bases.index(number % count)
         client = make_client(args, url)
         try:
-            _check_server(client, args, tokenizers[agent], f"agent {agent}, {sources[agent].name}")
+            _check_server(client, args, tokenizers[agent], sources[agent], agent)
         except RolloutError as error:
             what = str(error).removesuffix(f". {GO_ON}")
             raise ConfigError(f"{what}. Start a vLLM server there, or correct the address") from None
@@ -152,7 +154,16 @@ def _rank(agent: Agent, args: TrainerConfig) -> int:
     return agent.base.peft_model.peft_config[agent.adapter].r
 
 
-def _check_server(client: VLLMClient, args: TrainerConfig, tokenizer: Any, who: str) -> None:
+def _check_tied(field: str, args: TrainerConfig, source: Source) -> None:
+    """On a CPU vLLM packs the output layer once, so that an embedding which it shares changes without it."""
+    if args.tuning == "full" and source.config.get_text_config().tie_word_embeddings:
+        raise ConfigError(
+            f"{field}: a vLLM server on a CPU does not take a new output layer that is tied to the embedding, as that "
+            f"of {source.name}. Use tuning lora, a GPU, or in_process"
+        )
+
+
+def _check_server(client: VLLMClient, args: TrainerConfig, tokenizer: Any, source: Source, agent: int) -> None:
     """One server: it is there, holds what is asked for, and reads texts as the agent does."""
     base = next((card for card in client.models(attempts=1) if not card.get("parent")), None)
     if base is None:
@@ -167,8 +178,8 @@ def _check_server(client: VLLMClient, args: TrainerConfig, tokenizer: Any, who: 
     said = client.call("POST", "/tokenize", asked, attempts=1).get("tokens")
     if said != tokenizer(_PROBE, add_special_tokens=False)["input_ids"]:
         raise ConfigError(
-            f"vllm_url={client.url!r}: has other tokens than {who}. Start it with the base model of the agents (with "
-            "several bases one server each, in the order in which the agents name them)"
+            f"vllm_url={client.url!r}: has other tokens than agent {agent}, {source.name}. Start it with the base "
+            "model of the agents (with several bases one server each, in the order in which the agents name them)"
         )
     if args.tuning == "full" and client.weight_version() is None:
         raise ConfigError(
@@ -176,6 +187,8 @@ def _check_server(client: VLLMClient, args: TrainerConfig, tokenizer: Any, who: 
             "has /weight_info and /collective_rpc (0.32 has) with VLLM_SERVER_DEV_MODE=1 in its environment, or use "
             "lora"
         )
+    if args.tuning == "full" and client.is_on_cpu():
+        _check_tied(f"vllm_url={client.url!r}", args, source)
     if args.tuning == "lora" and not client.takes_adapters():
         raise ConfigError(
             f"vllm_url={client.url!r}: takes no adapters while it runs. Start it with --enable-lora and "

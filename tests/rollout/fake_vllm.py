@@ -45,11 +45,12 @@ class FakeVLLM:
         raw_logprobs: bool = False,
         lora: bool = True,
         dev_mode: bool = False,
+        device: str = "cuda",
         max_model_len: int = 256,
     ):
         self.model, self.tokenizer = _read(folder)
         self.fault, self.alter, self.raw_logprobs, self.lora = fault, alter, raw_logprobs, lora
-        self.max_model_len, self.dev_mode, self.version = max_model_len, dev_mode, "default"
+        self.max_model_len, self.dev_mode, self.device, self.version = max_model_len, dev_mode, device, "default"
         self.adapters: dict[str, tuple[str, Any]] = {}
         self.asked: list[tuple[str, dict]] = []
         self.under_way = self.most_under_way = 0
@@ -127,6 +128,8 @@ class FakeVLLM:
             return (200, "Success") if found else (404, {"error": {"message": "not found"}})
         if self.dev_mode and route == "/weight_info":
             return 200, {"weight_version": self.version}
+        if self.dev_mode and route == "/server_info":
+            return 200, {"vllm_config": f"model='base', device_config={self.device}, seed=0"}
         if self.dev_mode and route == "/update_weight_version":
             self.version = body["new_version"]
             return 200, {"success": True}

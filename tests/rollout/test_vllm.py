@@ -35,8 +35,12 @@ def client_of(server, **changes):
 
 def sampler_of(team, *servers, **changes):
     """One that has all agents on these servers."""
-    clients = [client_of(server, **changes) for server in servers]
-    return VLLMSampler(team, lambda folder: Servers([clients] * len(team.agents)))
+
+    def connect(folder):
+        clients = [client_of(server, **changes) for server in servers]
+        return Servers([clients] * len(team.agents))
+
+    return VLLMSampler(team, connect)
 
 
 def request(agent, count=2, prompt=PROMPT):

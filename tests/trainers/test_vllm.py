@@ -191,6 +191,8 @@ def test_servers_are_looked_at_before_weights_are_read(tiny_llama, tiny_qwen2, m
         refused("takes no adapters.*--enable-lora", tiny_llama, server)
         refused("takes no weights.*VLLM_SERVER_DEV_MODE", tiny_llama, server, tuning="full", num_agents=1)
         refused("1 servers for 2 bases", tiny_llama, server, tuning="full")
+    with FakeVLLM(tiny_llama, dev_mode=True, device="cpu") as server:
+        refused("vllm_url=.*tied to the embedding.*lora", tiny_llama, server, tuning="full", num_agents=1)
     with FakeVLLM(tiny_llama, max_model_len=8) as server:
         refused("holds 8 tokens.*9 are asked for", tiny_llama, server, max_new_tokens=8)
     with FakeVLLM(tiny_llama, raw_logprobs=True) as server:
@@ -205,7 +207,8 @@ def test_spawning_is_refused_before_weights_are_read(tiny_llama, monkeypatch):
     monkeypatch.setattr("mlrl.agents.Team.load", lambda *a, **k: pytest.fail("weights were read"))
     spawn = {"vllm_url": None, "vllm_spawn": True}
     refused(r"vllm_python='.*': has no vLLM.*pip install vllm", tiny_llama, **spawn)
-    refused("3 servers for 2 bases", tiny_llama, **spawn, tuning="full", vllm_devices=["cpu"] * 3)
+    refused("3 servers for 2 bases", tiny_llama, **spawn, tuning="full", vllm_devices=["0"] * 3)
+    refused("vllm_devices=None: .*tied to the embedding", tiny_llama, **spawn, tuning="full")
 
 
 def test_a_server_serves_a_base(tiny_llama):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mlrl.agents import Agent
 from mlrl.checkpoint import damage
@@ -76,10 +77,11 @@ def reward(*completions):
     return [float(len(texts[-1]) - len(texts[0])) for texts in zip(*completions, strict=True)]
 
 
-def make(server: SpawnedServer, num_agents=2, **settings) -> MAGRPOTrainer:
-    args = MAGRPOConfig(**SETTINGS | {"vllm_url": [server.url], "run_name": "run"} | settings)
+def make(server: SpawnedServer | None, num_agents=2, model="embedded", **settings) -> MAGRPOTrainer:
+    url = {} if server is None else {"vllm_url": [server.url]}
+    args = MAGRPOConfig(**SETTINGS | url | {"run_name": "run"} | settings)
     return MAGRPOTrainer(
-        agent_model="embedded",
+        agent_model=model,
         num_agents=num_agents,
         formatters=as_chat,
         reward_func=reward if num_agents > 1 else lambda texts: [float(len(text)) for text in texts],
@@ -140,6 +142,20 @@ def test_a_server_killed_in_the_middle_of_a_rollout(running, monkeypatch):
     assert_agree(2, [1, 2, 3])
 
 
-def test_whole_weights(running):
-    make(running.server, 1, tuning="full", agent_learning_rate=1e-5, max_steps=2, save_steps=0).train()
+def test_whole_weights(tmp_path):
+    """A large step, of every weight; the output layer apart from the embedding, as a server on a CPU wants it."""
+    model = AutoModelForCausalLM.from_pretrained(embedded_model_path())
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.save_pretrained("untied")
+    AutoTokenizer.from_pretrained(embedded_model_path()).save_pretrained("untied")
+    spawned = {"vllm_url": None, "vllm_spawn": True, "vllm_python": os.environ.get("VLLM_PYTHON", sys.executable)}
+    trainer = make(
+        None, 1, model=str(tmp_path / "untied"), tuning="full", agent_learning_rate=1e-3, max_steps=2, save_steps=0,
+        vllm_args={"max_model_len": 256}, vllm_start_timeout=1200.0, **spawned,
+    )  # fmt: skip
+    before = [parameter.detach().clone() for parameter in trainer.team.agents[0].parameters]
+    trainer.train()
     assert_agree(1, [1, 2])
+    changes = [(p - q).abs().max() for p, q in zip(trainer.team.agents[0].parameters, before, strict=True)]
+    assert min(changes) > 5e-4  # a step is 1e-3
