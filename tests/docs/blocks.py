@@ -10,11 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "mlrl/docs").glob("*.md")),
-    ROOT / "mlrl/README.md",
-    ROOT / "mlrl/tasks/README.md",
-    ROOT / "train/README.md",
-    ROOT / "accelerate_configs/README.md",
+    *(
+        page
+        for room in ("mlrl", "mlrl/tasks", "train", "accelerate_configs")
+        for page in sorted((ROOT / room).glob("*.md"))
+    ),
 ]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _STARTS = r"\./launch\.sh|accelerate|\S*python3?|pip|git|cd|export|sbatch|srun|[A-Z_]+=\S+ \S|wandb|tensorboard"

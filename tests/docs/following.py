@@ -52,7 +52,7 @@ class Follower:
         self.model, self.monkeypatch = model, monkeypatch
         self.executed: list[str] = []
         """What was really run, for the tests of this."""
-        for page in ("README.md", "mlrl/docs/own_task.md"):  # other pages speak of their files too
+        for page in ("README.md", "mlrl/tasks/own_task.md"):  # other pages speak of their files too
             for block in blocks_of(ROOT / page):
                 if block.file_name:
                     Path(block.file_name).write_text(block.text)

@@ -14,7 +14,7 @@ from tests.docs.reading import Training, Unreadable
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # By the fast tests, since others run each algorithm, task and tracker, and these pages take a minute or more.
-READ_ONLY = ("mlrl/docs/preferences.md", "mlrl/docs/tracking.md", "mlrl/tasks/README.md", "train/README.md")
+READ_ONLY = ("train/preferences.md", "train/tracking.md", "mlrl/tasks/README.md", "train/README.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
