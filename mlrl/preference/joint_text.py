@@ -1,11 +1,8 @@
 """One text of what all agents were asked and answered at a turn: what the joint reward model reads.
 
-    [agent 1, prompt] …  [agent 2, prompt] …  [agent 1, response] …  [agent 2, response] …
-    [characters: agent 1 105, agent 2 230]
-    [score]
+    [agent 1, prompt] …  [agent 2, prompt] …  [agent 1, response] …  [agent 2, response] …  [score]
 
 Prompts come first, so that the candidates of a node share them as a prefix, and the last token is the same for all.
-Lengths are written out since networks cannot count, and much of what rewards judge is how long answers are.
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ from mlrl.errors import ConfigError
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.preference.pairs import PreferencePair, Trajectory
 from mlrl.prompts import Prompt
-
-_MOST_CHARACTERS = 999_999  # that a text says of a response, so that what they take is bounded
 
 
 @dataclass(frozen=True)
@@ -63,12 +58,13 @@ class JointReader:
         self._start = self.tokenizer("", verbose=False)["input_ids"]  # the start token, where there is one
         self._prompt_tags = [self._encode(f"\n[agent {agent}, prompt]\n") for agent in agents]
         self._response_tags = [self._encode(f"\n[agent {agent}, response]\n") for agent in agents]
-        self._fixed = sum(map(len, [self._start, *self._prompt_tags, *self._response_tags]))
-        fixed = self._fixed + len(self._closing([_MOST_CHARACTERS] * self.num_agents))
-        least = fixed + 4 * self.num_agents
+        self._closing = self._encode("\n[score]")
+        tags = [self._start, *self._prompt_tags, *self._response_tags, self._closing]
+        self._fixed = sum(map(len, tags))
+        least = self._fixed + 4 * self.num_agents
         if self.max_length is not None and self.max_length < least:
             raise ConfigError(
-                f"reward_max_length={self.max_length!r}: the tags of {self.num_agents} agents take {fixed} "
+                f"reward_max_length={self.max_length!r}: the tags of {self.num_agents} agents take {self._fixed} "
                 f"tokens. Give {least} or more."
             )
 
@@ -77,10 +73,7 @@ class JointReader:
         asked = [self._encode(prompt_text(prompt)) for prompt in prompts]
         said = [self._encode(response) for response in responses]
         needs = [len(a) + len(s) for a, s in zip(asked, said, strict=True)]
-        closing = self._closing([len(response) for response in responses])
-        shares = needs
-        if self.max_length is not None:
-            shares = fair_shares(needs, self.max_length - self._fixed - len(closing))
+        shares = needs if self.max_length is None else fair_shares(needs, self.max_length - self._fixed)
         self.inputs += 1
         self.inputs_cut += shares != needs
         said = [ids[:share] for ids, share in zip(said, shares, strict=True)]
@@ -92,7 +85,7 @@ class JointReader:
         after: list[int] = []
         for tag, ids in zip(self._response_tags, said, strict=True):
             after += [*tag, *ids]
-        return JointInput(tuple(before), (*after, *closing), sum(needs) - sum(shares))
+        return JointInput(tuple(before), (*after, *self._closing), sum(needs) - sum(shares))
 
     def read_turns(self, trajectory: Trajectory) -> list[JointInput]:
         """The joint text of every turn, each with what the agents saw at it."""
@@ -100,11 +93,6 @@ class JointReader:
             self.read([prompt.content for prompt in turn.prompts], [response.text for response in turn.responses])
             for turn in trajectory.turns
         ]
-
-    def _closing(self, lengths: Sequence[int]) -> list[int]:
-        """What stands at the end; the lengths are those of whole responses."""
-        said = (f"agent {agent} {min(length, _MOST_CHARACTERS)}" for agent, length in enumerate(lengths, start=1))
-        return [*self._encode(f"\n[characters: {', '.join(said)}]"), *self._encode("\n[score]")]
 
     def _encode(self, text: str) -> list[int]:
         # special tokens that a text spells out are text

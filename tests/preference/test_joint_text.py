@@ -23,7 +23,7 @@ def test_prompts_come_first_and_the_last_token_is_always_the_same(tokenizer):
     given = reader.read([CHAT, "a river"], ["deep", ""])
     assert text(reader, given) == (
         "\n[agent 1, prompt]\nthe sea\n[agent 2, prompt]\na river"
-        "\n[agent 1, response]\ndeep\n[agent 2, response]\n\n[characters: agent 1 4, agent 2 0]\n[score]"
+        "\n[agent 1, response]\ndeep\n[agent 2, response]\n\n[score]"
     )
     other = reader.read([CHAT, "a river"], ["blue", "and long"])
     assert other.prompts == given.prompts
