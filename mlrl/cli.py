@@ -158,10 +158,10 @@ def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
     config.sources.update(sources)
     is_first_process = int(os.environ.get("RANK", "0")) == 0  # the others may come when the folder has been made
     if "run_name" in values and is_first_process:
+        own_name = None if sources["run_name"] == "derived" else config.run_name
         if config.resume_from_checkpoint is None:
-            check_run_folder(config.output_dir, config.run_name)
+            check_run_folder(config.output_dir, own_name)
         else:
-            own_name = None if sources["run_name"] == "derived" else config.run_name
             check_resume_request(config.resume_from_checkpoint, config.output_dir, own_name)
     return Run(config=config, task=task, task_name=task_name, sources=sources, script=script)
 

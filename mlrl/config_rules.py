@@ -226,10 +226,9 @@ def check_run(config: Any) -> list[str]:
     return doubts
 
 
-def check_run_folder(output_dir: str, run_name: str) -> None:
-    """The run folder is new and can be made."""
-    folder = Path(output_dir) / run_name
-    if folder.exists():
+def check_run_folder(output_dir: str, run_name: str | None) -> None:
+    """The run folder is new, where a user named it, and can be made."""
+    if run_name is not None and (folder := Path(output_dir) / run_name).exists():
         raise ConfigError(
             f"run_name={run_name!r}: {folder} exists already. Give another run_name or output_dir, "
             "or --resume_from_checkpoint latest to go on with it."

@@ -48,7 +48,7 @@ from mlrl.trainers.describe import describe_run, next_commands, peak_memory_gb
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
 from mlrl.trainers.run_length import run_items, run_steps, run_updates
-from mlrl.trainers.run_setup import make_run_folder
+from mlrl.trainers.run_setup import make_run_folder, named
 from mlrl.trainers.setup import make_engine, make_mesh, prepare_team, whole_task
 
 
@@ -123,9 +123,8 @@ class Trainer:
         self.environment = make_environment(self.task, num_roles, self.args, self.takes_own_rewards)
         self.wandb_config = _wandb_settings(self.args, wandb_config)
         check_report_to(self.args.report_to)
-        fresh = self.args.resume_from_checkpoint is None
-        if self.args.run_name is not None and fresh and not self._may_go_on():
-            check_run_folder(self.args.output_dir, self.args.run_name)
+        if self.args.resume_from_checkpoint is None and not self._may_go_on():
+            check_run_folder(self.args.output_dir, named(self.args))
         self.total_steps = self._total_steps()
         rates = agent_learning_rates(self.args, self.num_agents)
         prepared = prepare_team(
@@ -299,7 +298,8 @@ class Trainer:
 
     def _may_go_on(self) -> bool:
         """Whether `train` may be asked to go on with the run of this name."""
-        return (Path(self.args.output_dir) / self.args.run_name / "checkpoints").is_dir()
+        name = named(self.args)
+        return name is not None and (Path(self.args.output_dir) / name / "checkpoints").is_dir()
 
     def _wandb_settings(self) -> dict[str, Any]:
         identity = self._resume.state.get("wandb") if self._resume.run_folder is not None else None

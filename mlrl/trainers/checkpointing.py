@@ -37,6 +37,7 @@ from mlrl.run_folder import RunFolder, to_jsonable
 from mlrl.sources import Source, weights_fingerprint
 from mlrl.task import Task
 from mlrl.trainers.data import Batch, Place
+from mlrl.trainers.run_setup import named
 
 if TYPE_CHECKING:
     from mlrl.trainers.base import Trainer
@@ -248,8 +249,7 @@ def resolve_resume(
         return Resume()
 
     def find() -> Resume:
-        named = args.run_name if args.sources.get("run_name") != "derived" else None
-        resume = find_resume(str(where), args.output_dir, named, checkpoint_dir)
+        resume = find_resume(str(where), args.output_dir, named(args), checkpoint_dir)
         if resume.checkpoint is not None:
             check_unchanged(resume, config_record(args), make_fingerprints(), args.allow_changed or ())
         return resume

@@ -11,6 +11,11 @@ from mlrl.resume import Resume, take_pairs
 from mlrl.run_folder import RunFolder, default_run_name, keep_config
 
 
+def named(args: Any) -> str | None:
+    """The run's name where a user chose it; one that the command line made from the time gives way to another run's."""
+    return None if args.sources.get("run_name") == "derived" else args.run_name
+
+
 def make_run_folder(args: Any, algorithm: str, task: str, world: Group, resume: Resume) -> RunFolder:
     """One folder for all ranks, made by the first, with config.yaml in it.
 
@@ -26,7 +31,8 @@ def make_run_folder(args: Any, algorithm: str, task: str, world: Group, resume: 
             folder = RunFolder(resume.run_folder)
             keep_config(folder, resume.state.get("step", 0))
         else:
-            folder = RunFolder.create(args.output_dir, args.run_name, default_run_name(algorithm.lower(), task))
+            default = args.run_name or default_run_name(algorithm.lower(), task)
+            folder = RunFolder.create(args.output_dir, named(args), default)
             take_pairs(resume, folder)
         dump_config(args, args.sources, folder.config, extra)
         return RunFolder(folder.path.absolute()) if world.size > 1 else folder

@@ -10,7 +10,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from mlrl import TaskError
 from mlrl.cli import config_errors
-from mlrl.errors import StorageError
+from mlrl.errors import ConfigError, StorageError
 from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
 from tests.bad_input.table import BrokenRow
 
@@ -217,3 +217,16 @@ def test_losses_that_stay_non_finite_end_the_run_with_one_line(tiny_llama, capsy
     after = [parameter for agent in trainer.team.agents for parameter in agent.parameters]
     assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
     assert [(line["step"], line["nonfinite_fraction"]) for line in metrics()] == [(1, 1.0), (2, 1.0), (3, 1.0)]
+
+
+def test_a_name_that_the_command_line_made_gives_way_to_another_run_of_that_second(tiny_llama, tmp_path):
+    for expected in ("magrpo-task-1", "magrpo-task-1-2"):
+        args = MAGRPOConfig(run_name="magrpo-task-1", max_steps=1, max_new_tokens=2, num_generations=2, eval_interval=0)
+        args.sources["run_name"] = "derived"
+        rows = [{"prompt": "The sea"}]
+        trainer = MAGRPOTrainer(tiny_llama, reward_func=reward, train_dataset=rows, args=args)
+        trainer.train()
+        assert trainer.run_folder.name == expected
+    args.sources["run_name"] = "flag"
+    with pytest.raises(ConfigError, match="exists already"):
+        MAGRPOTrainer(tiny_llama, reward_func=reward, train_dataset=rows, args=args)
