@@ -25,7 +25,7 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
     dtype = str(trainer.dtype).removeprefix("torch.")
     steps = "until the data ends" if trainer.total_steps is None else f"{trainer.total_steps:,}"
     args = trainer.args
-    adapters = {"adapters": _adapters(args, trained // len(trainer.team.trainable))} if args.tuning == "lora" else {}
+    adapters = {"adapters": _adapters(args)} if args.tuning == "lora" else {}
     return {
         "algorithm": trainer.algorithm,
         "task": trainer.task.name or "task",
@@ -38,12 +38,12 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _adapters(args: TrainingConfig, parameters: int) -> str:
-    """What LoRA adapts; parameters: of one adapter."""
+def _adapters(args: TrainingConfig) -> str:
+    """What LoRA adapts."""
     owner = "one for all agents" if args.share_parameters else "one an agent"
     given = args.lora_target_modules
     targets = given if isinstance(given, str) else ", ".join(given)
-    return f"{owner}, rank {args.lora_rank}, alpha {args.lora_alpha:g}, on {targets}, {parameters:,} parameters"
+    return f"{owner}, rank {args.lora_rank}, alpha {args.lora_alpha:g}, on {targets}"
 
 
 def next_commands(args: TrainingConfig, folder: RunFolder) -> dict[str, str]:
