@@ -76,7 +76,7 @@ def test_every_script_trains_and_says_where_things_are(run, tiny_llama, script):
     assert step["agent_0/grad_norm"] > 0
     for place in (folder / "agents", folder / "metrics.jsonl"):
         assert str(place) in printed
-    assert re.search(r"adapters +one an agent, rank 16, alpha 32, on all-linear, [\d,]+ parameters\n", printed)
+    assert re.search(r"adapters +one an agent, rank 16, alpha 32, on all-linear\n", printed)
     assert printed.endswith("-m mlrl.report runs/mine\n" + printed.splitlines()[-1] + "\n")
     assert printed.endswith("train/evaluate.py --config runs/mine/config.yaml --agents_dir runs/mine/agents\n")
     before, after = (f"{line['eval/turn_1/reward_mean']:.3f}" for line in (first, last))
