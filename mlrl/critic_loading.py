@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from mlrl.agent_loading import lora_config, source_key
 from mlrl.agents import Agent, Team
 from mlrl.config import AgentArguments
 from mlrl.config_critics import ActorCriticArguments
@@ -86,7 +87,7 @@ def load_critics(
     owners = [team.agents[agent or 0] for agent in agents]
     bases: dict[object, Base] = {}
     if arguments.tuning == "lora" and separate:
-        bases = {_key(agent.source.base): agent.base for agent in owners if agent.is_here}
+        bases = {source_key(agent.source.base): agent.base for agent in owners if agent.is_here}
     critics = []
     for index, (agent, owner, model) in enumerate(zip(agents, owners, models, strict=True)):
         number = index if agent is None else agent
@@ -106,7 +107,7 @@ def load_critics(
             Critic(
                 number,
                 policy,
-                head.to(language_model.device),
+                head.to(team.loading.device),  # where a network that is to be sharded is not yet
                 reader,
                 source,
                 config.critic_type,
@@ -148,26 +149,16 @@ def _policy(
         base.model.requires_grad_(False)  # as the output layer stays, which no critic runs
         bases[name] = base
         return Policy(base, None)
-    if isinstance(source.base, PeftModel) and _key(source.base) not in bases:
+    if isinstance(source.base, PeftModel) and source_key(source.base) not in bases:
         raise ConfigError("critic_model: a loaded PeftModel cannot be shared by critics. Give its folder")
-    if _key(source.base) not in bases:
-        bases[_key(source.base)] = team.loading.frozen(team.loading.base(source), group)
-    base = bases[_key(source.base)]
+    if source_key(source.base) not in bases:
+        bases[source_key(source.base)] = team.loading.frozen(team.loading.base(source), group)
+    base = bases[source_key(source.base)]
     if source.adapter is not None:
         base.load_adapter(name, source.adapter)
     else:
-        base.add_adapter(name, _lora(arguments), derive_seed(seed, "critic", number))
+        base.add_adapter(name, lora_config(arguments), derive_seed(seed, "critic", number))
     return Policy(base, name)
-
-
-def _lora(arguments: AgentArguments) -> LoraConfig:
-    targets = arguments.lora_target_modules
-    return LoraConfig(
-        r=arguments.lora_rank,
-        lora_alpha=arguments.lora_alpha,
-        target_modules=targets[0] if isinstance(targets, list) and targets == ["all-linear"] else targets,
-        task_type="CAUSAL_LM",
-    )
 
 
 def _mark_trained(team: Team, critics: Sequence[Critic], arguments: AgentArguments) -> None:
@@ -196,10 +187,6 @@ def _tokenizer(owner: Agent, source: Source, model: Any, given: Any) -> Any:
     rows = source.config.get_text_config().vocab_size
     check_vocabulary("tokenizer of the critic", own, rows, source.name)
     return own
-
-
-def _key(base: str | nn.Module) -> object:
-    return base if isinstance(base, str) else id(base)
 
 
 def _head_file(model: Any) -> Path | None:
