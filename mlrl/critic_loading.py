@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError, safe_open
-from torch import nn
 
 from mlrl.agent_loading import lora_config, source_key
 from mlrl.agents import Agent, Team
