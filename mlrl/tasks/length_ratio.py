@@ -37,7 +37,6 @@ RECOMMENDED = {
         "preference_pairs_per_sample": 2,
         "train_batch_size": 8,
         "agent_learning_rate": 5e-4,
-        "lr_scheduler": "constant",
         "max_steps": None,
     },
     "marlhf": {
