@@ -49,8 +49,8 @@ class Profile:
             self._count()
             self._spans.pop()
 
-    def end_step(self, step: int) -> None:
-        """Writes the line of a step: all time since the line before it."""
+    def end_step(self, step: int | None) -> None:
+        """Writes the line of a step: all time since the line before it. None: what came after the last step."""
         self.phase(BETWEEN)
         seconds = {name: round(value, 6) for name, value in sorted(self._step.items())}
         append_jsonl(self.path, [{"step": step, "wall_s": round(sum(self._step.values()), 6), "seconds": seconds}])
@@ -59,7 +59,7 @@ class Profile:
         self._step = {}
 
     def shares(self) -> str:
-        """The largest parts of all lines so far, in words: `sampling 61 %, update 30 %`."""
+        """The largest parts of this process's lines so far, in words: `sampling 61 %, update 30 %`."""
         whole = sum(self.totals.values()) or 1.0
         parts = sorted(self.totals.items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in parts if value >= 0.005 * whole)

@@ -326,7 +326,9 @@ def cut_files(folder: RunFolder, sizes: dict[str, int]) -> list[str]:
 
 def put_aside(folder: RunFolder) -> None:
     """Moves what a run wrote before it had a checkpoint into a folder `before_restart`, `before_restart-2` …"""
-    written = [path for path in (folder.metrics, folder.histograms, folder.completions) if path.exists()]
+    written = [
+        path for path in (folder.metrics, folder.histograms, folder.completions, folder.profile) if path.exists()
+    ]
     if not written:
         return
     name = "before_restart"

@@ -87,7 +87,8 @@ def test_a_run_says_where_its_time_went(tiny_llama, tmp_path):
     trainer.train()
     lines = [json.loads(line) for line in (tmp_path / "run" / "profile" / "rank_0.jsonl").read_text().splitlines()]
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["step"] for line in lines] == [1, 2, None]
+    assert lines.pop()["seconds"]["saving"] > 0  # and the last checkpoint, after the last step
     for line, measured in zip(lines, metrics, strict=True):
         seconds = line["seconds"]
         assert sum(seconds.values()) == pytest.approx(line["wall_s"], abs=1e-4)

@@ -20,7 +20,8 @@ of REINFORCE, which the token form has anyway. `dual_clip` c > 1 bounds each min
 | sequence_mean    | 1 / L_s: optimises reward a token                                              |
 
 Where sequences were drawn by another system than the one that scores them, token t has a fixed weight ω_t
-(`token_weights_T`): A_s·Σ_t ω_t log π_t, Σ_t ω_t·min(…), or at sequence level mean_t ω_t · L_s · min(…).
+(`token_weights_T`): A_s·Σ_t ω_t log π_t, Σ_t ω_t·min(…), or at sequence level mean_t ω_t · L_s · min(…): there
+all tokens of a sequence share the mean of its ω_t, which is a coarser correction.
 
 Everything is a plain sum over the sequences given, so that micro-batches add up. Weight 0 drops a sequence.
 Legend: S sequences, T tokens of all sequences one after the other.

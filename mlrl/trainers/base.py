@@ -212,28 +212,34 @@ class Trainer:
             )
             schedule = Schedule.of(args, self.run_folder, checkpoint_dir, checkpoint_interval)
             self.checkpoints = Checkpoints(self, schedule, self._fingerprints(), self._resume)
-            self.profile = self._make_profile()
             try:
                 self.console.header(self._describe())
                 self.sampler.open(self.run_folder.sampling)
+                self.profile = self._make_profile()
                 if args.max_steps is not None and (self.total_steps or args.max_steps) < args.max_steps:
                     ends = f"num_train_epochs={args.num_train_epochs} ends the run after step {self.total_steps}"
                     self.console.note(f"{ends}, before max_steps={args.max_steps}")
-                with (
-                    self.checkpoints.requests if schedule.folder is not None else nullcontext(),
-                    profiling.profiling(self.profile),
-                ):
-                    self._run_steps()
-                self.checkpoints.at_end()
-                self._log_training()
-                if args.eval_interval:
-                    self._evaluate_and_log()
-                saved = self._save_run() | {"metrics": self.run_folder.metrics}
+                with profiling.profiling(self.profile):
+                    saved = self._run_to_the_end(schedule) | {"metrics": self.run_folder.metrics}
                 saved |= next_commands(args, self.run_folder)
                 self.console.finish(saved, self._summary())
             finally:
                 self.sampler.close()
                 self.tracking.finish()
+
+    def _run_to_the_end(self, schedule: Schedule) -> dict[str, Path]:
+        """The steps and what follows the last of them; where what was saved lies."""
+        with self.checkpoints.requests if schedule.folder is not None else nullcontext():
+            self._run_steps()
+        self.checkpoints.at_end()
+        self._log_training()
+        if self.args.eval_interval:
+            self._evaluate_and_log()
+        self.phase("saving")
+        saved = self._save_run()
+        if self.profile is not None:
+            self.profile.end_step(None)
+        return saved
 
     def _run_steps(self) -> None:
         """All steps, with the evaluations and log lines between them."""
@@ -242,10 +248,12 @@ class Trainer:
             if self.args.eval_interval and (batch.first or self._crossed(batch)):
                 self._evaluate_and_log()
                 self.checkpoints.stop_if_asked()
+            profiling.phase(profiling.BETWEEN)
             self._run_step(batch)
             if self.interval.due(self.env_step):
                 self._log_training()
             self.checkpoints.after_step(batch)
+            profiling.phase(profiling.BETWEEN)  # the next rows are no part of a checkpoint
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 

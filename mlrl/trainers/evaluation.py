@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -167,13 +168,16 @@ def _intervals(
     for ordinal, row in zip(ordinals, rows, strict=False):  # no rows without a logger
         rows_of.setdefault(ordinal, []).append(row)
 
-    def metrics_of(numbers: Sequence[int]) -> dict[str, float]:
-        chosen = [tree for number in numbers for tree in items[number]]
-        own = [row for number in numbers for row in rows_of.get(items[number][0].ordinal, [])]
-        task = {f"eval/{name}": value for name, value in environment.aggregate(own).items()}
-        return reward_metrics(chosen, growth, has_raw) | task
+    def of_rewards(numbers: Sequence[int]) -> dict[str, float]:
+        return reward_metrics([tree for number in numbers for tree in items[number]], growth, has_raw)
 
-    intervals = jackknife_intervals(metrics_of, len(items), confidence)
+    def of_task(numbers: Sequence[int]) -> dict[str, float]:
+        own = [row for number in numbers for row in rows_of.get(items[number][0].ordinal, [])]
+        return {f"eval/{name}": value for name, value in environment.aggregate(own).items()}
+
+    intervals = jackknife_intervals(of_rewards, len(items), confidence)
+    with contextlib.suppress(Exception):  # an aggregator need not bear that items are missing: then it has no intervals
+        intervals |= jackknife_intervals(of_task, len(items), confidence)
     return {name: interval for name, interval in intervals.items() if not name.endswith("_stderr")}
 
 

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 def jackknife_intervals(
-    statistic: Callable[[Sequence[int]], Mapping[str, float]], num_items: int, confidence: float = 0.95
+    statistic: Callable[[Sequence[int]], Mapping[str, float]],
+    num_items: int,
+    confidence: float = 0.95,
+    max_groups: int = 100,
 ) -> dict[str, tuple[float, float]]:
     """(low, high) of every metric: its value ± t · standard error, t of Student's distribution with n − 1 degrees.
 
@@ -18,23 +21,25 @@ def jackknife_intervals(
     Args:
         statistic: the metrics of the items with these numbers.
         num_items: n; {} below 2.
+        max_groups: with more items than this, what is left out is one of so many groups of items, and n is their
+            number (the delete-a-group jackknife): cost grows in proportion to the items, not to their square.
 
     Returns:
         Metrics that are finite with all items and without each of them; the others have no interval.
     """
     if num_items < 2:
         return {}
-    every = range(num_items)
+    every, groups = range(num_items), min(num_items, max_groups)
     whole = statistic(every)
-    without = [statistic([other for other in every if other != left_out]) for left_out in every]
-    factor = student_quantile(num_items - 1, confidence)
+    without = [statistic([item for item in every if item % groups != left_out]) for left_out in range(groups)]
+    factor = student_quantile(groups - 1, confidence)
     intervals = {}
     for name, value in whole.items():
         values = [metrics.get(name, math.nan) for metrics in without]
         if all(map(math.isfinite, [value, *values])):
-            mean = math.fsum(values) / num_items
+            mean = math.fsum(values) / groups
             spread = math.fsum((v - mean) ** 2 for v in values)
-            half = factor * math.sqrt((num_items - 1) / num_items * spread)
+            half = factor * math.sqrt((groups - 1) / groups * spread)
             intervals[name] = (value - half, value + half)
     return intervals
 

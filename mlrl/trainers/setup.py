@@ -286,7 +286,7 @@ def _check_first_prompts(
     limits: Sequence[int | None],
 ) -> None:
     """Formats and tokenizes the first rows, so that a wrong formatter or template shows before models load."""
-    for name in ("train_dataset", "eval_dataset"):
+    for name in ("eval_dataset",) if isinstance(args, EvaluationConfig) else ("train_dataset", "eval_dataset"):
         dataset = getattr(environment.task, name)
         if dataset is None or not hasattr(dataset, "__len__"):
             continue

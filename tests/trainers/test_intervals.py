@@ -43,3 +43,20 @@ def test_metrics_without_an_interval():
 
     assert jackknife_intervals(statistic, 3) == {"same": (2.0, 2.0)}
     assert jackknife_intervals(statistic, 1) == {}
+
+
+def test_of_many_items_groups_are_left_out():
+    values = [float(i % 7) for i in range(12)]
+    calls = []
+
+    def statistic(items):
+        calls.append(list(items))
+        return {"mean": sum(values[i] for i in items) / len(items)}
+
+    low, high = jackknife_intervals(statistic, 12, max_groups=4)["mean"]
+    assert calls[1] == [1, 2, 3, 5, 6, 7, 9, 10, 11] and len(calls) == 5  # items 0, 4 and 8 left out
+    # four groups of three: the interval of the mean of their means
+    means = [sum(values[i] for i in range(g, 12, 4)) / 3 for g in range(4)]
+    mean = sum(means) / 4
+    half = 3.182446 * math.sqrt(sum((m - mean) ** 2 for m in means) / 3 / 4)
+    assert (low, high) == pytest.approx((mean - half, mean + half), abs=1e-4)

@@ -124,6 +124,26 @@ def test_the_intervals_of_what_the_task_logs():
     assert intervals["eval/long"] == pytest.approx((0.25 - 12.7062 * 0.25, 0.25 + 12.7062 * 0.25), abs=1e-3)
 
 
+def test_an_aggregator_that_needs_every_item_costs_its_own_intervals_alone():
+    def log(agent_completions_turns):
+        return [{"first": float(place == 0)} for place in range(len(agent_completions_turns[0]))]
+
+    def aggregate(metrics_list):
+        return {"share": 1 / sum(row["first"] for row in metrics_list)}  # without the first item: nothing to divide by
+
+    items = [{"prompt": "a"}, {"prompt": "b"}]
+    task = simple_task(eval_logger=log, eval_aggregator=aggregate)
+    metrics, intervals, _, _ = played(task, settings("parallel"), lambda *key: "x", items)
+    assert metrics["eval/share"] == 1 and "eval/share" not in intervals
+    assert "eval/turn_1/reward_mean" in intervals
+
+
+def test_training_rows_are_no_matter_of_an_evaluation(tiny_llama):
+    task = simple_task(train_dataset=[{"prompt": "long " * 5000}])
+    few = {"agent_model": tiny_llama, "num_agents": 2, "max_new_tokens": 2}
+    assert evaluate_team(task, EvaluationConfig(**few)).metrics["eval/turn_1/reward_mean"] >= 0
+
+
 SHIPPED = {
     "length_ratio": {},
     "tldr": {},
