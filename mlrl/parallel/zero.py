@@ -89,6 +89,9 @@ class ZeroEngine:
         for gradients in self.optimizer.averaged_gradients.values():
             for gradient in gradients or []:
                 gradient.fill_(math.inf)
+        norms = getattr(self.optimizer, "norm_for_param_grads", {})  # what it looks at where gradients are offloaded
+        for key, norm in norms.items():
+            norms[key] = torch.full_like(norm, math.inf) if torch.is_tensor(norm) else math.inf
         self.engine.step()
 
     @property
