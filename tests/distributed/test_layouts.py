@@ -132,7 +132,7 @@ FAST = {
         layout("full", 3),
         layout("cross", 0, **SPLIT),
         layout("madpo", 2, **SPLIT),
-        layout("poisoned_full", 2),
+        *(layout("poisoned_full", 2, offload=offload) for offload in (False, True)),
         layout("iac", 2, **SPLIT),
         layout("maac", 3, critic_ranks=1),
         layout("iac_on_actor_full", 3),
