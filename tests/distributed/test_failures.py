@@ -12,7 +12,7 @@ TASK = """
 import os, time
 from mlrl import Task
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "0"))
 
 def reward(first, second):
     {body}
