@@ -221,7 +221,9 @@ def test_losses_that_stay_non_finite_end_the_run_with_one_line(tiny_llama, capsy
 
 def test_a_name_that_the_command_line_made_gives_way_to_another_run_of_that_second(tiny_llama, tmp_path):
     for expected in ("magrpo-task-1", "magrpo-task-1-2"):
-        args = MAGRPOConfig(run_name="magrpo-task-1", max_steps=1, max_new_tokens=2, num_generations=2, eval_interval=0)
+        args = MAGRPOConfig(
+            run_name="magrpo-task-1", max_steps=1, max_new_tokens=2, num_generations=2, eval_interval=0, save_steps=0
+        )
         args.sources["run_name"] = "derived"
         rows = [{"prompt": "The sea"}]
         trainer = MAGRPOTrainer(tiny_llama, reward_func=reward, train_dataset=rows, args=args)
