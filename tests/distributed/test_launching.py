@@ -10,7 +10,8 @@ from tests.distributed.launching import Job, launch, start
 # no library in these: they are about processes
 PLACE = """
 import os, sys
-print("rank", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MINE")), sys.argv[1:])
+words = ["rank", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MINE")), str(sys.argv[1:])]
+os.write(1, (" ".join(words) + "\\n").encode())  # in one piece, since ranks share the pipe
 """
 FAIL = """
 import os, time
