@@ -99,7 +99,7 @@ KINDS = {
     "marlhf_maac": {
         "trainer": "MARLHFIter",
         # a new critic starts at the mean return, so its first gradient is rounding, which AdamW makes a step of
-        "rel": 1e-2,
+        "rel": 2e-2,
         "args": {
             **{"rl_algorithm": "maac", "comparator_policy": "current_copy", "critic_learning_rate": 1e-3},
             **{"micro_batch_tokens": 200, "num_generations": 2, "reward_learning_rate": 1e-3},
