@@ -98,7 +98,7 @@ gpus=$(count_gpus) cores=$(nproc 2>/dev/null || echo 1)
 if [[ ${1-} == test ]]; then
   cd "$root"
   processes=$((cores > 4 ? 4 : cores)) # that share the files of tests; `./launch.sh test -n 0` runs them in one
-  command=("$py" -m pytest -n "$processes" --dist loadfile "${@:2}")
+  command=("$py" -m pytest -n "$processes" --dist loadfile --no-loadscope-reorder "${@:2}")
 else
   (($#)) || set -- "$root/train/magrpo.py"
   config='' asked='' chosen=''

@@ -69,6 +69,7 @@ WRONG_WORD = {
     "comparator_api_format": "open_ai",
     "preference_replay_mode": "latest",
     "rl_algorithm": "ppo",
+    "reward_pooling": "max",
     "comparator_ranks": "all",
     "reward_model_ranks": "all",
 }

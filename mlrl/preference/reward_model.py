@@ -1,4 +1,7 @@
-"""The joint reward model R̃: a scalar head at the last token of a joint text, on an adapter or a network of its own.
+"""The joint reward model R̃: a scalar head on a joint text, on an adapter or a network of its own.
+
+The head reads the hidden state of the last token, or the mean of those from the first response tag on. The last token
+has to have gathered all that counts; a mean holds what every token says of itself, and how much each agent wrote.
 
 A trajectory's score is Σ_t γ^t R̃(h_t, a_t), as its reward is Σ_t γ^t r_t, so that with several turns R̃ can stand for
 the reward of a turn. One turn is the plain case.
@@ -61,6 +64,7 @@ class RewardModel:
         source: where the network came from, for saving.
         reader: makes its texts.
         discount: γ of a trajectory's score.
+        pooling: what the head reads, `last` or `mean`.
         seed: of the head's initial weights.
         group: the ranks that hold it. They score and train together, each its share; default: this process alone.
     """
@@ -71,10 +75,12 @@ class RewardModel:
         source: Source,
         reader: JointReader,
         discount: float = 1.0,
+        pooling: str = "last",
         seed: int = 0,
         group: Group | None = None,
     ):
-        self.policy, self.source, self.reader, self.discount = policy, source, reader, discount
+        self.policy, self.source, self.reader = policy, source, reader
+        self.discount, self.pooling = discount, pooling
         self.group = group or Group.alone()
         model = policy.base.language_model
         width = model.config.hidden_size
@@ -99,7 +105,7 @@ class RewardModel:
 
     def scores(self, batch: JointBatch) -> Tensor:
         """R̃ of every text of a batch, (texts,), float32, with gradient. Call inside `policy.use()`."""
-        return self.head(last_hidden(self.policy, batch).float())[:, 0]
+        return self.head(pooled_hidden(self.policy, batch, self.pooling).float())[:, 0]
 
     def pair_loss(
         self, batch: JointBatch, turns: Sequence[tuple[int, int]], weight: float, label_smoothing: float = 0.0
@@ -195,6 +201,7 @@ class RewardModel:
         facts = {
             **asdict(self.normalization),
             "discount": self.discount,
+            "pooling": self.pooling,
             "num_agents": self.reader.num_agents,
             "max_length": self.reader.max_length,
         }
@@ -241,7 +248,7 @@ def learned_rewards(
 
 @quiet_models()
 def make_reward_model(
-    team: Team, *, name: str | None, max_length: int | None, discount: float, seed: int
+    team: Team, *, name: str | None, max_length: int | None, discount: float, pooling: str, seed: int
 ) -> RewardModel:
     """A reward model for a team, on a rank that holds one (`Mesh.reward_model`).
 
@@ -269,7 +276,7 @@ def make_reward_model(
         base.add_adapter(ADAPTER, lora_config(arguments), derive_seed(seed, "reward_model"))
         policy = Policy(base, ADAPTER)
         quiet_adapter(policy)
-    model = RewardModel(policy, source, reader, discount, seed, group)
+    model = RewardModel(policy, source, reader, discount, pooling, seed, group)
     model.head.to(team.loading.device)  # where a network that is to be sharded is not yet
     trained = {id(p) for p in [*others, *model.backbone]}
     for parameter in base.model.parameters():
@@ -277,12 +284,19 @@ def make_reward_model(
     return model
 
 
-def last_hidden(policy: Policy, batch: JointBatch) -> Tensor:
-    """Final hidden state at the last token of every text, (texts, D). Call inside `policy.use()`."""
+def pooled_hidden(policy: Policy, batch: JointBatch, pooling: str) -> Tensor:
+    """What the head reads of every text, (texts, D). Call inside `policy.use()`.
+
+    `last`: the final hidden state of the last token; `mean`: the mean from the first response tag to the last token.
+    """
     packed = batch.tree.pack(policy.base.language_model.device)
-    hidden, _ = policy.base.score(packed, None)
-    stops = torch.tensor([len(segment.token_ids) for segment in batch.tree.segments]).cumsum(0) - 1
-    return hidden[stops[batch.ends].to(hidden.device)]
+    hidden_TD, _ = policy.base.score(packed, None)
+    lengths = torch.tensor([len(segment.token_ids) for segment in batch.tree.segments])
+    stops = lengths.cumsum(0)
+    if pooling == "last":
+        return hidden_TD[(stops[batch.ends] - 1).to(hidden_TD.device)]
+    ranges = zip((stops - lengths)[batch.ends].tolist(), stops[batch.ends].tolist(), strict=True)
+    return torch.stack([hidden_TD[start:stop].float().mean(0) for start, stop in ranges])
 
 
 def fit_normalization(groups: Sequence[Hashable], scores: Sequence[float]) -> Normalization:

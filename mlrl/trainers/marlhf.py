@@ -168,6 +168,7 @@ class MARLHFTrainer(PreferenceTrainer):
                 name=self.args.reward_model_name,
                 max_length=self.args.reward_max_length,
                 discount=self.args.discount,
+                pooling=self.args.reward_pooling,
                 seed=self.args.seed,
             )
             if self.launch.zero is not None and self.reward_model.policy.adapter is None:

@@ -44,9 +44,9 @@ PAIRS = [
 ]
 
 
-def make(folder, *, tuning="lora", name=None, discount=1.0, **settings):
+def make(folder, *, tuning="lora", name=None, discount=1.0, pooling="last", **settings):
     trainer = make_trainer(folder, tuning=tuning, **settings)
-    model = make_reward_model(trainer.team, name=name, max_length=None, discount=discount, seed=3)
+    model = make_reward_model(trainer.team, name=name, max_length=None, discount=discount, pooling=pooling, seed=3)
     return trainer, model
 
 
@@ -62,7 +62,8 @@ def loop_score(network, model, prompts, responses):
     """One text, through the network's own forward."""
     given = model.reader.read(prompts, responses)
     ids = torch.tensor([[*given.prompts, *given.responses]])
-    hidden = network(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[-1][0, -1]
+    hidden = network(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+    hidden = hidden[-1] if model.pooling == "last" else hidden[len(given.prompts) :].mean(0)
     return (model.head.weight[0].double() * hidden).sum() + model.head.bias[0].double()
 
 
@@ -77,9 +78,10 @@ def loop_margin(network, model, pair):
     return total
 
 
+@pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize(("tuning", "max_tokens"), [("lora", 1), ("lora", 4096), ("full", 4096)])
-def test_loss_and_gradient_equal_the_loop(tiny_llama, tuning, max_tokens):
-    _, model = make(tiny_llama, tuning=tuning, discount=0.5)
+def test_loss_and_gradient_equal_the_loop(tiny_llama, tuning, max_tokens, pooling):
+    _, model = make(tiny_llama, tuning=tuning, discount=0.5, pooling=pooling)
     if tuning == "lora":
         move(model)
     read = [read_pair(model.reader, pair) for pair in PAIRS]
@@ -106,7 +108,7 @@ def test_an_adapter_on_the_agents_base_leaves_the_agents_alone(tiny_llama):
     trainer = make_trainer(tiny_llama)
     before = [[r.token_ids for own in node.responses for r in own] for t in grow(trainer) for node in t.nodes()]
     flags = [p.requires_grad for agent in trainer.team.agents for p in agent.parameters]
-    model = make_reward_model(trainer.team, name=None, max_length=None, discount=1.0, seed=3)
+    model = make_reward_model(trainer.team, name=None, max_length=None, discount=1.0, pooling="last", seed=3)
     move(model)
     assert model.policy.base is trainer.team.agents[0].base
     assert [p.requires_grad for agent in trainer.team.agents for p in agent.parameters] == flags == [True] * len(flags)
@@ -233,7 +235,7 @@ def test_dropout_of_the_adapter_is_on_in_the_loss_only(tiny_llama):
     trainer = make_trainer(tiny_llama)
     arguments = dataclasses.replace(trainer.team.loading.arguments, lora_dropout=0.5)
     trainer.team.loading = dataclasses.replace(trainer.team.loading, arguments=arguments)
-    model = make_reward_model(trainer.team, name=None, max_length=None, discount=1.0, seed=3)
+    model = make_reward_model(trainer.team, name=None, max_length=None, discount=1.0, pooling="last", seed=3)
     move(model, 0.3)
     reward = LearnedReward(model)
     quiet = [reward(["a"], ["b"], prompts=["p", "q"]) for _ in range(2)]
