@@ -40,12 +40,12 @@ _LAST_CALL_S = 10.0  # that a call of the task or of a server may take to end wh
 
 @dataclass
 class _Pending:
-    """A batch whose trees grow: with the weights of which step, and copies of these where they can be checked."""
+    """A batch whose trees grow: with the weights of which step, and copies of these; None where nothing is checked."""
 
     step: int
     sampler: FrozenSampler
     grown: Future
-    weights: list[torch.Tensor]
+    weights: list[torch.Tensor] | None
 
 
 class RolloutsAhead:
@@ -121,7 +121,7 @@ class RolloutsAhead:
         finally:
             if self._pending.grown.done():
                 pending, self._pending = self._pending, None
-        if pending.weights:
+        if pending.weights is not None:
             with _weights(self._parameters(), pending.weights):
                 check_sampler(self.collector.team, self._first_samples(trees), self.args)
         self._ready = _drawn_at(pending.step, trees), cost
@@ -147,7 +147,7 @@ class RolloutsAhead:
         growth = self.growth(reseed=step + 1)
         grown = self._thread.call(lambda: (collector.collect(batch.items, growth), collector.cost))
         is_checked = self.args.tuning == "lora" and self.args.rollout_kl_limit is not None
-        weights = [parameter.detach().clone() for parameter in self._parameters()] if is_checked else []
+        weights = [parameter.detach().clone() for parameter in self._parameters()] if is_checked else None
         self._pending = _Pending(step, sampler, grown, weights)
 
     def _parameters(self) -> list[torch.nn.Parameter]:
