@@ -149,7 +149,7 @@ def _check_in_turn(config: Any) -> None:
     """Nothing is drawn ahead of a round whose pairs and reward model are still to come."""
     if config.async_rollouts:
         raise ConfigError(
-            f"async_rollouts={config.async_rollouts!r}: MARLHF plays, fits and learns in turn, and samples nothing ahead. "
+            f"async_rollouts={config.async_rollouts!r}: MARLHF plays, fits and learns in turn, nothing ahead. "
             "Set it to 0, or leave it out."
         )
 

@@ -40,7 +40,7 @@ class Group:
         return cls((0,), 0)
 
     def apart(self) -> Group:
-        """The same members with connections of their own for objects, so that a second thread may speak beside the first.
+        """The same members with connections of their own for objects, for a second thread beside the first.
 
         All processes of the run call it together.
         """

@@ -292,9 +292,7 @@ class FrozenSampler:
 
     draws_on_first_rank = True
 
-    def __init__(
-        self, sampler: VLLMSampler, versions: dict[int, Version], servers: Sequence[Sequence[VLLMClient]]
-    ):
+    def __init__(self, sampler: VLLMSampler, versions: dict[int, Version], servers: Sequence[Sequence[VLLMClient]]):
         self._sampler, self._versions, self._servers = sampler, versions, servers
         self.stop = threading.Event()
 

@@ -186,7 +186,7 @@ def _weights(parameters: Sequence[torch.nn.Parameter], weights: Sequence[torch.T
 
 
 class _Thread:
-    """One thread for call after call, so that what a task keeps by thread stays usable; it holds up no process's end."""
+    """One thread for call after call, so that what a task keeps by thread stays usable; nothing waits for its end."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
