@@ -96,7 +96,7 @@ def test_servers_draw_while_a_step_learns(tiny_llama, tmp_path):
 
 
 def test_waiting_is_told_apart_from_sampling(tiny_llama, tmp_path):
-    """Six answers a batch of 0.1 s at least, one after another, and updates of 1 s."""
+    """Four answers a batch of 0.1 s at least, one after another, and updates of 1 s."""
     with FakeVLLM(tiny_llama, fault=lambda n, route, body: slow(0.1) if route == COMPLETIONS else None) as server:
         trainer = runs(tiny_llama, server, tmp_path, vllm_max_concurrency=1, max_steps=2, profile=True)
         own = trainer.update
@@ -212,7 +212,7 @@ def test_a_server_that_fails_ends_the_run_with_one_error(tiny_llama, tmp_path, c
 @pytest.mark.parametrize("error", [Crash, KeyboardInterrupt])
 def test_an_error_of_the_step_ends_what_is_being_drawn(error, tiny_llama, tmp_path):
     def fault(number, route, body):
-        return slow(0.2) if route == COMPLETIONS and number >= 4 else None
+        return slow(0.2) if route == COMPLETIONS and number >= 16 else None
 
     def fails(samples):
         raise error
