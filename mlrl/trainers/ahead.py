@@ -32,7 +32,7 @@ from mlrl.rollout.stored import stored_tree, tree_record
 from mlrl.rollout.tree import RolloutTree
 from mlrl.rollout.vllm import FrozenSampler
 from mlrl.trainers.data import Batch
-from mlrl.trainers.mismatch import check_sampler
+from mlrl.trainers.mismatch import check_sampler, has_limit
 from mlrl.trainers.samples import Sample
 
 _LAST_CALL_S = 10.0  # that a call of the task or of a server may take to end when the run ends with an error
@@ -146,7 +146,7 @@ class RolloutsAhead:
         collector = Collector(self.collector.team, sampler, self.collector.environment, group=self._group)
         growth = self.growth(reseed=step + 1)
         grown = self._thread.call(lambda: (collector.collect(batch.items, growth), collector.cost))
-        is_checked = self.args.tuning == "lora" and self.args.rollout_kl_limit is not None
+        is_checked = self.args.tuning == "lora" and has_limit(self.args)  # copies of whole networks would be large
         weights = [parameter.detach().clone() for parameter in self._parameters()] if is_checked else None
         self._pending = _Pending(step, sampler, grown, weights)
 

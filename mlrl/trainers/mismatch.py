@@ -51,6 +51,12 @@ def correct_mismatch(
     return pairs
 
 
+def has_limit(args: TrainerConfig) -> bool:
+    """Whether the mismatch KL is bounded."""
+    cut_off = args.top_p < 1 or args.top_k > 0  # then the server's log-probabilities are those of what was left
+    return args.rollout_kl_limit is not None and not cut_off
+
+
 def check_sampler(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig) -> None:
     """Raises RolloutError as `correct_mismatch` does, and changes nothing."""
     for agent, (own, scores) in enumerate(zip(samples, _scores(team, samples, args), strict=True)):
@@ -70,8 +76,7 @@ def _mismatch(samples: Sequence[Sample], scores: Sequence[torch.Tensor]) -> tupl
 
 
 def _check(agent: int, kl: float, args: TrainerConfig) -> None:
-    cut_off = args.top_p < 1 or args.top_k > 0  # then the server's log-probabilities are those of what was left
-    if args.rollout_kl_limit is None or cut_off or kl <= args.rollout_kl_limit or not math.isfinite(kl):
+    if not has_limit(args) or kl <= args.rollout_kl_limit or not math.isfinite(kl):
         return  # weights that have diverged are told by their gradients
     raise RolloutError(
         f"rollout_kl_limit={args.rollout_kl_limit!r}: the responses of agent {agent} have a mismatch KL of {kl:.3g} a "
