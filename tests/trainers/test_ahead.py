@@ -23,7 +23,7 @@ ROWS = [{"prompt": "the sea"}, {"prompt": "a town"}, {"prompt": "one story"}, {"
 SETTINGS = {
     **{"rollout_backend": "vllm", "async_rollouts": 1, "max_new_tokens": 3, "num_generations": 2, "lora_rank": 2},
     **{"rollout_batch_size": 1, "agent_learning_rate": 0.01, "eval_interval": 0, "save_steps": 0, "num_turns": 1},
-    **{"vllm_max_retries": 0, "completions_steps": 1, "lr_scheduler": "constant"},
+    **{"vllm_max_retries": 0, "completions_steps": 1, "lr_scheduler": "constant", "lora_target_modules": ["q_proj"]},
 }
 COMPLETIONS = "/v1/completions"
 
@@ -152,7 +152,7 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("trainer", [MAGRPOTrainer, IACTrainer])
+@pytest.mark.parametrize("trainer", [MAGRPOTrainer, pytest.param(IACTrainer, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_the_trees_of_its_checkpoint(trainer, tiny_llama, tmp_path):
     run = functools.partial(runs, tiny_llama, folder=tmp_path, trainer=trainer, **DEEP)
     counted = StopAt(None, crash)
@@ -169,7 +169,8 @@ def test_a_run_goes_on_with_the_trees_of_its_checkpoint(trainer, tiny_llama, tmp
         again = run(server=server, name="parts", resume_from_checkpoint="latest")
         again.train()
     assert_same(result(tmp_path / "whole"), result(tmp_path / "parts"))
-    assert [line["rollout_staleness"] for line in logged(tmp_path, "parts")][-1] == 1
+    steps = [line["rollout_staleness"] for line in logged(tmp_path, "parts") if "rollout_staleness" in line]
+    assert steps == [0, 1, 1, 1]
 
 
 def test_trees_of_other_settings_are_not_gone_on_with(tiny_llama, tmp_path):
