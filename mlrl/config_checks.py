@@ -44,6 +44,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "vllm_timeout": _POSITIVE,
     "vllm_max_retries": _NOT_NEGATIVE,
     "vllm_max_concurrency": _ONE_OR_MORE,
+    "async_rollouts": (lambda v: v in (0, 1), "0, or 1 for one step ahead"),
     "rollout_is_cap": (lambda v: v > 0, "a number above 0, or None for no weights"),
     "rollout_kl_limit": (lambda v: v > 0, "a number above 0, or None for no limit"),
     "agent_learning_rate": _NOT_NEGATIVE,

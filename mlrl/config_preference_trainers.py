@@ -122,6 +122,7 @@ class MARLHFConfig(
         mode, normalization = _BASELINES[self.rl_algorithm]
         self.advantage_mode = self.advantage_mode or mode
         self.advantage_normalization = self.advantage_normalization or normalization
+        _check_in_turn(self)
         return [
             *super().check(num_agents),
             *check_preferences(self, num_agents),
@@ -142,6 +143,15 @@ class MARLHFIterConfig(MARLHFConfig):
     """Settings of iterative MARLHF."""
 
     num_iterations: int = 2
+
+
+def _check_in_turn(config: Any) -> None:
+    """Nothing is drawn ahead of a round whose pairs and reward model are still to come."""
+    if config.async_rollouts:
+        raise ConfigError(
+            f"async_rollouts={config.async_rollouts!r}: MARLHF plays, fits and learns in turn, nothing ahead. "
+            "Set it to 0, or leave it out."
+        )
 
 
 def _check_critics_used(config: Any) -> list[str]:

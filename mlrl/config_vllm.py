@@ -34,6 +34,8 @@ class VLLMArguments:
     """Further attempts after broken connections, time-outs, 429, 5xx and broken answers"""
     vllm_max_concurrency: int = 128
     """Responses under way at once, a server"""
+    async_rollouts: int = 0
+    """vllm: 1 draws the next batch while a step learns; 0: each in its turn"""
     rollout_is_cap: float | None = 2.0
     """vllm: cap of the importance weight (trainer / server) of a token; None: no weights"""
     rollout_kl_limit: float | None = 0.1
@@ -53,7 +55,17 @@ def check_vllm(config: Any) -> list[str]:
                 f"{given[0]}={getattr(config, given[0])!r}: rollout_backend={config.rollout_backend!r} asks no server. "
                 f"Set rollout_backend to vllm, or leave {given[0]} out."
             )
+        if config.async_rollouts:
+            raise ConfigError(
+                f"async_rollouts={config.async_rollouts!r}: rollout_backend={config.rollout_backend!r} samples with "
+                "the networks that a step trains. Set rollout_backend to vllm, or async_rollouts to 0."
+            )
         return []
+    if config.async_rollouts and config.rollout_is_cap is None:
+        raise ConfigError(
+            f"rollout_is_cap=None: async_rollouts={config.async_rollouts!r} learns from responses of earlier weights, "
+            "which need importance weights. Set rollout_is_cap, 2.0 as a rule, or async_rollouts to 0."
+        )
     if config.vllm_url is None and not config.vllm_spawn:
         raise ConfigError(
             "vllm_url=None: rollout_backend='vllm' needs servers. Give their addresses, such as http://localhost:8000, "

@@ -1,13 +1,14 @@
 """Where the time of a run goes: seconds of every phase of a step, and what of them went into waiting for others.
 
 A phase (sampling, update, evaluation …) lasts until the next one begins. Inside it `span` takes out what is of another
-kind: calls of the task, messages between ranks, files. Every second is counted once. Nothing is measured, and nothing
-is waited for, unless a profile is open.
+kind: calls of the task, messages between ranks, files. Every second is counted once, of the thread that made the
+profile; what others do meanwhile takes none of it. Nothing is measured or waited for unless a profile is open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,13 @@ class Profile:
         self.totals: dict[str, float] = {}
         self._step: dict[str, float] = {}
         self._phase, self._spans = BETWEEN, []
+        self._thread = threading.get_ident()
         self._since = self._now()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is the one that is measured."""
+        return threading.get_ident() == self._thread
 
     def phase(self, name: str) -> None:
         """From now on time belongs to this phase."""
@@ -97,4 +104,4 @@ def phase(name: str) -> None:
 
 def span(name: str) -> contextlib.AbstractContextManager[None]:
     """Takes what is done in here out of its phase, in the open profile, if any."""
-    return _open.span(name) if _open is not None else contextlib.nullcontext()
+    return _open.span(name) if _open is not None and _open.is_own_thread else contextlib.nullcontext()

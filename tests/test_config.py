@@ -81,6 +81,7 @@ OUT_OF_RANGE = [
     ("vllm_timeout", 0, "above 0"),
     ("vllm_max_retries", -1, "0 or more"),
     ("vllm_max_concurrency", 0, "1 or more"),
+    ("async_rollouts", 2, "1 for one step ahead"),
     ("rollout_is_cap", 0.0, "None for no weights"),
     ("rollout_kl_limit", 0.0, "None for no limit"),
     ("vllm_url", [], "leave it out"),
@@ -198,6 +199,11 @@ COMBINATIONS = [
     ({"report_to": ["none", "wandb"]}, "report_to", ["none", "wandb"], "Drop none"),
     ({"vllm_url": ["http://a:1"]}, "vllm_url", ["http://a:1"], "Set rollout_backend to vllm"),
     ({"vllm_spawn": True}, "vllm_spawn", True, "Set rollout_backend to vllm"),
+    ({"async_rollouts": 1}, "async_rollouts", 1, "Set rollout_backend to vllm"),
+    (
+        {"async_rollouts": 1, "rollout_backend": "vllm", "vllm_url": ["http://a:1"], "rollout_is_cap": None},
+        *("rollout_is_cap", None, "2.0 as a rule"),
+    ),
     ({"rollout_backend": "vllm"}, "vllm_url", None, "or set vllm_spawn"),
     (
         {"rollout_backend": "vllm", "vllm_url": ["http://a:1"], "vllm_spawn": True},

@@ -1,6 +1,7 @@
 """Every second of a run is counted once, under its phase and kind."""
 
 import json
+import threading
 
 import pytest
 
@@ -61,6 +62,29 @@ def test_a_span_that_fails_gives_its_time_back_to_the_phase(clock, tmp_path):
         clock.wait(2)
         profile.end_step(1)
     assert profile.totals == {"sampling/reward": 1, "sampling": 2, "between steps": 0}
+
+
+def test_another_thread_takes_no_time_out_of_a_phase(clock, tmp_path):
+    profile = Profile(tmp_path / "rank_0.jsonl")
+    inside, done = threading.Event(), threading.Event()
+
+    def beside():
+        with span("reward"):
+            inside.set()
+            done.wait(10)
+
+    with opened(profile):
+        phase("update")
+        other = threading.Thread(target=beside)
+        other.start()
+        assert inside.wait(10)
+        clock.wait(3)
+        with span("communication"):
+            clock.wait(1)
+        done.set()
+        other.join()
+        profile.end_step(1)
+    assert profile.totals == {"update": 3, "update/communication": 1, "between steps": 0}
 
 
 def test_nothing_is_measured_without_a_profile(clock, tmp_path):

@@ -7,7 +7,7 @@ process needs neither, so that code reads the same whatever the number of proces
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +38,15 @@ class Group:
     def alone(cls) -> Group:
         """The group of a run in one process."""
         return cls((0,), 0)
+
+    def apart(self) -> Group:
+        """The same members with connections of their own for objects, for a second thread beside the first.
+
+        All processes of the run call it together.
+        """
+        if self.size == 1:
+            return self
+        return replace(self, objects=dist.new_group(list(self.ranks), backend="gloo"), tensors=None)
 
     @property
     def size(self) -> int:

@@ -40,6 +40,7 @@ TITLES = {
     ),
     "rollout_ratio_mean": ("Trainer to sampler", "Mean ratio of their probabilities of a token; 1 where they agree."),
     "rollout_truncated_fraction": ("Capped importance weights", "Share of tokens whose ratio is above the cap."),
+    "rollout_staleness": ("Age of rollouts", "Steps that the weights had learned since they drew the batch."),
     "advantage_abs_mean": ("Size of advantages", "Mean absolute advantage."),
     "grad_norm": ("Gradient norm", "Before clipping."),
     "grad_clipped_fraction": ("Clipped gradients", "Share of updates whose gradient was clipped."),
@@ -63,6 +64,7 @@ _SHARED = {
     "time/step_s": ("time/step_s", "step"),
     "time/rollout_s": ("time/step_s", "sampling"),
     "time/reward_s": ("time/step_s", "rewards"),
+    "time/rollout_wait_s": ("time/step_s", "waiting for rollouts"),
     "time/update_s": ("time/step_s", "an update"),
 }
 _COST_NAMES = ("total_generated_tokens", "nonfinite_fraction", "truncated_prompt_fraction", "reward_failure_fraction")

@@ -79,9 +79,15 @@ def results(groups: Sequence[Group], overviews: Sequence[Overview]) -> list[Resu
 
 
 def step_times(run: Run) -> list[tuple[str, float, float]]:
-    """Seconds a step, over all logged steps: sampling, rewards, and the rest, which is the update."""
-    names = ("time/step_s", "time/rollout_s", "time/reward_s")
-    step, sampling, reward = (_mean(run, name) for name in names)
+    """Seconds a step, over all logged steps: sampling, rewards, and the rest, which is the update.
+
+    Where a batch was drawn during the step before: what the step still waited for it, and the rest.
+    """
+    names = ("time/step_s", "time/rollout_s", "time/reward_s", "time/rollout_wait_s")
+    step, sampling, reward, waited = (_mean(run, name) for name in names)
+    if step and not math.isnan(waited):
+        parts = [("waiting for rollouts", waited), ("update and other", max(step - waited, 0.0))]
+        return [(label, seconds, seconds / step) for label, seconds in parts]
     if not step or math.isnan(sampling + reward):
         return []
     parts = [("sampling", sampling), ("rewards", reward), ("update and other", max(step - sampling - reward, 0.0))]

@@ -22,7 +22,7 @@ from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 from mlrl.task import Environment
 
 if TYPE_CHECKING:
-    from mlrl.rollout.vllm import VLLMSampler
+    from mlrl.rollout.vllm import FrozenSampler, VLLMSampler
 
 P, R = TypeVar("P"), TypeVar("R")
 
@@ -67,17 +67,22 @@ class CollectionCost:
 
 @dataclass
 class Collector:
-    """Grows trees for a team in an environment."""
+    """Grows trees for a team in an environment.
+
+    Attributes:
+        group: all ranks, as they speak of the trees; None: as they speak of everything.
+    """
 
     team: Team
-    sampler: Sampler | VLLMSampler
+    sampler: Sampler | VLLMSampler | FrozenSampler
     environment: Environment
     on_tokens: Callable[[int], None] | None = None
     cost: CollectionCost = field(default_factory=CollectionCost)
+    group: Group | None = None
 
     @property
     def world(self) -> Group:
-        return self.team.mesh.world
+        return self.group or self.team.mesh.world
 
     def collect(self, items: Sequence[tuple[int, dict]], growth: Growth) -> list[RolloutTree]:
         """A rollout tree of every (ordinal, item).

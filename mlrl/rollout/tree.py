@@ -120,11 +120,13 @@ class RolloutTree:
 
     Attributes:
         item: the dataset row; ordinal: its place in training order (or in the evaluation set); root: turn 0.
+        drawn_at: steps that the weights had taken which drew it, where sampling may run ahead; else None.
     """
 
     item: dict
     ordinal: int
     root: Node
+    drawn_at: int | None = None
 
     def nodes(self) -> Iterator[Node]:
         """Every node, turn after turn, in path order within a turn."""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mlrl.errors import RolloutError
 from mlrl.parallel.group import spread
 from mlrl.rollout.sampler import Request, SamplingParams
 from mlrl.rollout.streams import StreamKey, derive_seed
@@ -129,12 +130,33 @@ class VLLMSampler:
         if not requests:
             return []
         versions = {agent: self._current(self.team.agents[agent]) for agent in sorted({r.agent for r in requests})}
+        return self._sample(requests, params, versions, servers, threading.Event(), on_tokens)
+
+    def frozen(self) -> FrozenSampler:
+        """Has the servers take the present weights, and gives what samples these from now on, in any thread.
+
+        All ranks call it together. Nothing may be drawn meanwhile: servers forget the weights before.
+        """
+        servers = self.servers
+        here = [agent for agent in self.team.agents if self.team.mesh.agents[agent.index].is_first]
+        return FrozenSampler(self, {agent.index: self._current(agent) for agent in here}, servers)
+
+    def _sample(
+        self,
+        requests: Sequence[Request],
+        params: SamplingParams,
+        versions: dict[int, Version],
+        servers: Sequence[Sequence[VLLMClient]],
+        stop: threading.Event,
+        on_tokens: Callable[[int], None] | None,
+    ) -> list[list[Response]]:
+        """The responses of these versions; reads no weights."""
         work = self._work(requests, params, versions, servers)
-        drawn = self._draw(work, versions, on_tokens)
-        for agent, version in versions.items():
+        drawn = self._draw(work, versions, stop, on_tokens)
+        for agent in sorted({request.agent for request in requests}):
             if self.team.agents[agent].adapter is None:
                 for client in servers[agent]:  # all that was drawn came from these weights
-                    client.check_version(version.name)
+                    client.check_version(versions[agent].name)
         results: list[list[Response]] = [[] for _ in requests]
         for (place, _, drawing), completion in zip(work, drawn, strict=True):
             agent, ids = self.team.agents[requests[place].agent], completion.token_ids
@@ -226,14 +248,16 @@ class VLLMSampler:
         self,
         work: list[tuple[int, VLLMClient, Drawing]],
         versions: dict[int, Version],
+        stop: threading.Event,
         on_tokens: Callable[[int], None] | None,
     ) -> list[Completion]:
-        """All sequences, as many at once as the servers take; the first failure ends them all."""
-        stop = threading.Event()
+        """All sequences, as many at once as the servers take; the first failure ends them all, and so does `stop`."""
         reload = threading.Lock()
         folders = {version.name: version.folder for version in versions.values()}
 
         def draw(client: VLLMClient, drawing: Drawing) -> Completion:
+            if stop.is_set():
+                raise RolloutError(f"vllm_url={client.url!r}: given up, since the run ends")
             try:
                 return client.complete(drawing, stop)
             except UnknownModelError:  # a server that was started anew has the base alone
@@ -257,6 +281,28 @@ class VLLMSampler:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return [future.result() for future in futures]
+
+
+class FrozenSampler:
+    """Samples the weights of one moment, whatever the trainer makes of its own; see `VLLMSampler.frozen`.
+
+    Attributes:
+        stop: ends what is being drawn, with a RolloutError.
+    """
+
+    draws_on_first_rank = True
+
+    def __init__(self, sampler: VLLMSampler, versions: dict[int, Version], servers: Sequence[Sequence[VLLMClient]]):
+        self._sampler, self._versions, self._servers = sampler, versions, servers
+        self.stop = threading.Event()
+
+    def sample(
+        self, requests: Sequence[Request], params: SamplingParams, on_tokens: Callable[[int], None] | None = None
+    ) -> list[list[Response]]:
+        """As `VLLMSampler.sample`."""
+        if not requests:
+            return []
+        return self._sampler._sample(requests, params, self._versions, self._servers, self.stop, on_tokens)
 
 
 def sequence_seed(key: StreamKey) -> int:

@@ -164,6 +164,9 @@ class Trainer:
     def _load_extras(self) -> None:
         """Further models (reference, critics …), loaded after the team."""
 
+    def settle(self) -> None:
+        """Waits for what a subclass does beside the steps; called before evaluations and checkpoints."""
+
     def phase(self, name: str) -> None:
         """What the run does from now on, for the console and the profile."""
         self.console.phase(name)
@@ -386,6 +389,7 @@ class Trainer:
         Returns:
             Metrics by name, {} without an evaluation set. Training streams are neither used nor moved.
         """
+        self.settle()
         metrics, _ = self._evaluate(num_eval_samples)
         return metrics
 
@@ -402,6 +406,7 @@ class Trainer:
         if self._evaluated_at == self.step_number:
             return
         self._evaluated_at = self.step_number
+        self.settle()
         self.phase("evaluation")
         metrics, trees = self._evaluate()
         if metrics:

@@ -135,6 +135,7 @@ class Checkpoints:
     def write(self) -> None:
         """Writes checkpoint-N. One that fails is a warning: the run goes on with the earlier ones."""
         trainer = self.trainer
+        trainer.settle()
         started = time.perf_counter()
         trainer.phase("checkpoint")
         sizes = file_sizes(trainer.run_folder)

@@ -20,17 +20,20 @@ from mlrl.trainers.metrics import Pairs
 from mlrl.trainers.samples import Sample
 
 
-def correct_mismatch(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig) -> Pairs:
+def correct_mismatch(
+    team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig, bounded: bool = True
+) -> Pairs:
     """Sets `old_logprobs` and `token_weights` of every sample; the metrics of each agent.
+
+    Args:
+        bounded: False for samples of the weights of the step before, which an update has moved since.
 
     Raises:
         RolloutError: an agent's responses are so unlikely here that they were drawn from other weights.
     """
-    work = [(a.policy, team.mesh.agents[a.index], own) for a, own in zip(team.agents, samples, strict=True)]
     pairs: Pairs = {}
-    for agent, (own, scores) in enumerate(zip(samples, score(work, team.mesh.world, args), strict=True)):
-        said = torch.tensor([logprob for sample in own for logprob in sample.response.logprobs])
-        ratio_T, kl_T = mismatch(said, torch.cat(scores))
+    for agent, (own, scores) in enumerate(zip(samples, _scores(team, samples, args), strict=True)):
+        ratio_T, kl_T = _mismatch(own, scores)
         weights_T = torch.ones_like(ratio_T) if args.rollout_is_cap is None else ratio_T
         if args.rollout_is_cap is not None:
             weights_T = truncated_weights(ratio_T, args.rollout_is_cap)
@@ -43,13 +46,37 @@ def correct_mismatch(team: Team, samples: Sequence[Sequence[Sample]], args: Trai
             sample.token_weights = None if args.rollout_is_cap is None else weights
         pairs[f"agent_{agent}/rollout_ratio_mean"] = (float(ratio_T.sum()), len(ratio_T))
         pairs[f"agent_{agent}/rollout_kl"] = (float(kl_T.sum()), len(kl_T))
-        _check(agent, float(kl_T.mean()), args)
+        if bounded:
+            _check(agent, float(kl_T.mean()), args)
     return pairs
 
 
-def _check(agent: int, kl: float, args: TrainerConfig) -> None:
+def has_limit(args: TrainerConfig) -> bool:
+    """Whether the mismatch KL is bounded."""
     cut_off = args.top_p < 1 or args.top_k > 0  # then the server's log-probabilities are those of what was left
-    if args.rollout_kl_limit is None or cut_off or kl <= args.rollout_kl_limit or not math.isfinite(kl):
+    return args.rollout_kl_limit is not None and not cut_off
+
+
+def check_sampler(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig) -> None:
+    """Raises RolloutError as `correct_mismatch` does, and changes nothing."""
+    for agent, (own, scores) in enumerate(zip(samples, _scores(team, samples, args), strict=True)):
+        _, kl_T = _mismatch(own, scores)
+        _check(agent, float(kl_T.mean()), args)
+
+
+def _scores(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig) -> list[list[torch.Tensor]]:
+    """Log-probabilities of every agent's tokens at its present weights."""
+    work = [(a.policy, team.mesh.agents[a.index], own) for a, own in zip(team.agents, samples, strict=True)]
+    return score(work, team.mesh.world, args)
+
+
+def _mismatch(samples: Sequence[Sample], scores: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    said = torch.tensor([logprob for sample in samples for logprob in sample.response.logprobs])
+    return mismatch(said, torch.cat(list(scores)))
+
+
+def _check(agent: int, kl: float, args: TrainerConfig) -> None:
+    if not has_limit(args) or kl <= args.rollout_kl_limit or not math.isfinite(kl):
         return  # weights that have diverged are told by their gradients
     raise RolloutError(
         f"rollout_kl_limit={args.rollout_kl_limit!r}: the responses of agent {agent} have a mismatch KL of {kl:.3g} a "

@@ -11,12 +11,15 @@ The four trainers differ in the baseline alone (`advantage_mode`), which their c
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from mlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
 from mlrl.config_rules import nodes_per_step
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.tree import RolloutTree
+from mlrl.trainers.ahead import RolloutsAhead, staleness
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
 from mlrl.trainers.estimate import estimate_advantages, reference_kl
@@ -31,10 +34,14 @@ class ReinforceTrainer(Trainer):
     """Trains a team by policy gradients on rollout trees; see `Trainer` for the arguments."""
 
     _warned_of_forfeits = False
+    ahead: RolloutsAhead | None = None
+    """Who grows the next batch meanwhile, where that is asked for."""
 
     def _load_extras(self) -> None:
         if self.args.reference_kl_coef > 0:
             self.team.add_references(self.args.reference_model)
+        if self.args.async_rollouts:
+            self.ahead = RolloutsAhead(self.collector, self.growth, self.args)
 
     def _updates_per_step(self, items: int) -> int:
         nodes = items * nodes_per_step(self.args, self.num_agents) // self.args.rollout_batch_size
@@ -61,7 +68,11 @@ class ReinforceTrainer(Trainer):
 
     def grow(self, batch: Batch) -> list[RolloutTree]:
         """The trees themselves, with the rewards of the task."""
-        trees = self.collector.collect(batch.items, self.growth())
+        if self.ahead is None:
+            trees = self.collector.collect(batch.items, self.growth())
+        else:
+            trees = self.ahead.take(batch, self.step_number)
+            self.averager.update(self.ahead.metrics)
         self._warn_of_forfeits(trees)
         return trees
 
@@ -112,7 +123,8 @@ class ReinforceTrainer(Trainer):
             for agent in range(self.num_agents)
         ]
         if args.rollout_backend != "in_process":
-            self.averager.update(correct_mismatch(self.team, samples, args))
+            is_present = staleness(trees, self.step_number) == 0
+            self.averager.update(correct_mismatch(self.team, samples, args, bounded=is_present))
         if args.reference_kl_coef > 0:
             reference_kl(self.team, samples, args)
         return samples
@@ -125,6 +137,30 @@ class ReinforceTrainer(Trainer):
         for outcome in outcomes:
             self.averager.update(outcome.metrics)
         self.guard_nonfinite(*(outcome.finite for outcome in outcomes))
+
+    # One step ahead --------------------------------------------------------------------------------------------------
+
+    def _run_steps(self) -> None:
+        with self.ahead or nullcontext():
+            super()._run_steps()
+
+    def _batches(self) -> Iterator[Batch]:
+        return super()._batches() if self.ahead is None else self.ahead.watched(super()._batches())
+
+    def settle(self) -> None:
+        if self.ahead is not None:
+            self.phase("sampling")
+            self.ahead.settle()
+
+    def progress(self) -> dict[str, Any]:
+        return super().progress() | ({} if self.ahead is None else {"next_trees": self.ahead.state()})
+
+    def restore_progress(self, progress: dict[str, Any]) -> None:
+        super().restore_progress(progress)
+        if self.ahead is not None and not self.args.allow_changed:  # else they may be of another batch or sampling
+            self.ahead.restore(progress.get("next_trees"))
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _describe(self) -> dict[str, Any]:
         return super()._describe() | {"rollouts": describe_rollouts(self.args)}
@@ -143,6 +179,7 @@ def describe_rollouts(args: TrainerConfig) -> str:
         f"{args.rollout_batch_size} items a step, {turns}, {args.num_generations} generations ({args.joint_mode}) "
         f"of up to {args.max_new_tokens} tokens"
     )
+    text += ", drawn one step ahead" if args.async_rollouts else ""
     own = ("rollout_batch_size", "num_turns", "num_generations", "joint_mode", "max_new_tokens")
     return f"{text}, as the task recommends" if any(args.sources.get(name) == "task" for name in own) else text
 

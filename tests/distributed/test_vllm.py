@@ -21,18 +21,19 @@ SETTINGS = [
     *("--rollout_backend", "vllm", "--max_new_tokens", "3", "--num_generations", "3", "--rollout_batch_size", "1"),
     *("--lora_rank", "2", "--agent_learning_rate", "0.01", "--eval_interval", "0", "--save_steps", "0"),
 ]
+AHEAD = ["--async_rollouts", "1", "--max_steps", "4", "--num_train_epochs", "2"]
 SAME = ["turn_1/reward_mean", "agent_0/grad_norm", "agent_1/grad_norm"]
 
 
-def run(model, folder, name, processes, config="cpu", placement="shared"):
-    """Metrics of two steps, and what the server was asked to load and to draw."""
+def run(model, folder, name, processes, config="cpu", placement="shared", more=()):
+    """Metrics of two steps, unless `more` says otherwise, and what the server was asked to load and to draw."""
     (folder / "task.py").write_text(TASK)
     places = ["--output_dir", str(folder), "--run_name", name, "--placement", placement]
     with FakeVLLM(model) as server:
         flags = ["--task", str(folder / "task.py"), "--agent_model", model, "--vllm_url", server.url, *places]
         done = launch(
             "train/magrpo.py",
-            [*flags, *SETTINGS],
+            [*flags, *SETTINGS, *more],
             processes=processes,
             config_file=ROOT / f"accelerate_configs/{config}.yaml",
         )
@@ -51,3 +52,29 @@ def test_two_ranks_are_one(tiny_llama, tmp_path, config, placement):
     for one, other in zip(alone, both, strict=True):
         assert [other[name] for name in SAME] == pytest.approx([one[name] for name in SAME], rel=1e-3, abs=1e-4)
         assert all(other[f"agent_{agent}/rollout_kl"] < 1e-6 for agent in (0, 1))
+
+
+@pytest.mark.parametrize(("config", "placement"), [("cpu", "shared"), ("cpu", "split"), ("cpu_zero3", "shared")])
+def test_two_ranks_that_draw_one_step_ahead_are_one(tiny_llama, tmp_path, config, placement):
+    alone, loads, drawn = run(tiny_llama, tmp_path, "alone", 1, more=AHEAD)
+    both, loads_of_both, drawn_of_both = run(tiny_llama, tmp_path, "both", 2, config, placement, more=AHEAD)
+    assert drawn_of_both == drawn == 24  # 4 steps, 2 agents, 3 generations
+    assert sorted(loads_of_both) == sorted(loads)
+    assert loads[-2:] == ["agent_0@3", "agent_1@3"]  # the last batch is drawn from the weights before the last but one
+    for line in both:
+        assert line["rollout_staleness"] == min(1, line["step"] - 1)
+    for one, other in zip(alone, both, strict=True):
+        assert [other[name] for name in SAME] == pytest.approx([one[name] for name in SAME], rel=1e-3, abs=1e-4)
+
+
+def test_an_error_of_the_task_on_one_rank_ends_all(tiny_llama, tmp_path):
+    """In the second threads, of which the other rank's then waits for this one's."""
+    body = TASK.replace("def reward", "import os\ncalls = []\ndef reward").replace(
+        "    return", "    calls.append(1)\n    if os.environ['RANK'] == '0' and len(calls) == 4: 1 / 0\n    return"
+    )
+    (tmp_path / "task.py").write_text(body)
+    places = ["--output_dir", str(tmp_path), "--run_name", "fails"]
+    with FakeVLLM(tiny_llama) as server:
+        flags = ["--task", str(tmp_path / "task.py"), "--agent_model", tiny_llama, "--vllm_url", server.url, *places]
+        done = launch("train/magrpo.py", [*flags, *SETTINGS, *AHEAD, "--max_steps", "9"], processes=2)
+    assert done.returncode not in (0, None) and done.stderr.count("ZeroDivisionError") == 1, done

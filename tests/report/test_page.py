@@ -101,6 +101,13 @@ def test_a_page_of_several_runs(team, capsys):
     assert re.search(r"sampling 4 s \(40 %\)\s*rewards 1 s \(10 %\)\s*update and other 5 s \(50 %\)", page.text)
 
 
+def test_a_batch_that_was_drawn_during_the_step_before_is_told_by_what_was_waited_for(tmp_path):
+    write_run(tmp_path / "ahead", [{**row, "time/rollout_wait_s": 0.5} for row in curve_rows()])
+    report(tmp_path / "ahead")
+    text = read(tmp_path / "ahead" / "report.html").text
+    assert re.search(r"waiting for rollouts 0\.5 s \(5 %\)\s*update and other 9\.5 s \(95 %\)", text)
+
+
 def test_texts_of_models_are_data_and_never_run(team):
     report(team / "team-0")
     text = (team / "team-0" / "report.html").read_text(encoding="utf-8")

@@ -110,6 +110,17 @@ def test_three_steps_of_two_agents(running):
         assert f"Loaded new LoRA adapter: name '{name}." in log
 
 
+def test_one_step_ahead(running):
+    """The limit is far below what an update does: the first responses of each batch are of the version they name."""
+    make(running.server, async_rollouts=1, rollout_kl_limit=1e-5, num_train_epochs=2).train()
+    lines = [json.loads(line) for line in Path("runs/run/metrics.jsonl").read_text().splitlines()]
+    assert [line["rollout_staleness"] for line in lines] == [0, 1, 1, 1, 1, 1]
+    for line in lines:
+        kl, waited, took = (line[name] for name in ("agent_0/rollout_kl", "time/rollout_wait_s", "time/rollout_s"))
+        print(f"step {line['step']}: mismatch KL {kl:.2e}, waited {waited:.2f} s for {took:.2f} s of sampling")
+    assert [card["id"] for card in VLLMClient(running.server.url).models()] == ["base"]
+
+
 def test_swapped_adapters_are_caught(running, monkeypatch):
     trainer = make(running.server)
     for agent in trainer.team.agents:
