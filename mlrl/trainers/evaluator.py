@@ -22,7 +22,7 @@ from mlrl.storage import write_whole
 from mlrl.task import Task
 from mlrl.trainers.data import first_items
 from mlrl.trainers.evaluation import by_item, episodes, evaluate_with_intervals, evaluation_growth
-from mlrl.trainers.protocols import SequentialCollector, as_protocol, protocol_models
+from mlrl.trainers.protocols import DRAFTS, SequentialCollector, as_protocol, protocol_models
 from mlrl.trainers.setup import make_mesh, prepare_team
 
 
@@ -66,7 +66,7 @@ class Evaluation:
             "metrics": self.metrics,
             "intervals": self.intervals,
             "episodes": [
-                _episode(tree, number, played, self.args.discount)
+                _episode(tree, number, played, self.args.discount, DRAFTS.get(self.args.protocol, 0))
                 for own in by_item(self.trees)
                 for number, (tree, played) in enumerate((tree, path) for tree in own for path in episodes(tree))
             ],
@@ -123,7 +123,9 @@ def evaluate_team(
         collector = SequentialCollector(collector.team, collector.sampler, collector.environment)
     items = mesh.world.from_first(lambda: first_items(task.eval_dataset, args.eval_num_samples))
     growth = evaluation_growth(args, prepared.prompt_limits)
-    metrics, intervals, trees = evaluate_with_intervals(collector, items, growth, args.eval_batch_size)
+    metrics, intervals, trees = evaluate_with_intervals(
+        collector, items, growth, args.eval_batch_size, drafts=DRAFTS.get(args.protocol, 0)
+    )
     return Evaluation(metrics, intervals, trees, task, args, launch.is_main)
 
 
@@ -143,14 +145,16 @@ def _other_than_trained(task: Task, args: EvaluationConfig) -> list[str]:
     return [f"agents_dir={args.agents_dir!r}: {', '.join(differing)}. --config {file} takes the settings of training"]
 
 
-def _episode(tree: RolloutTree, number: int, played: list[tuple[Node, int]], discount: float) -> dict[str, Any]:
-    """One path from the first turn to the last."""
-    first, joint = played[0]
+def _episode(
+    tree: RolloutTree, number: int, played: list[tuple[Node, int]], discount: float, drafts: int
+) -> dict[str, Any]:
+    """One path from the first turn to the last, with the return of what comes after its drafts."""
+    counted, joint = played[drafts]
     return {
         "item": tree.ordinal,
         "row": tree.item,
         "episode": number,
-        "return": first.returns(discount)[joint],
+        "return": counted.returns(discount)[joint],
         "turns": [_turn(node, joint) for node, joint in played],
     }
 

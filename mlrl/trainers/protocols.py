@@ -9,7 +9,8 @@
 | `discussion` | all at once; then each reads the others' answers and answers again, which is the second of two turns |
 
 Everyone keeps the task's own prompt of its role. Rewards and metrics are the task's. What a protocol fixes (turns,
-agents, feedback, early ends) it takes from no setting.
+agents, feedback, early ends) it takes from no setting. The first answers of a discussion are drafts: their rewards are
+reported as those of turn 1, and are part of no return and no best of n.
 """
 
 import dataclasses
@@ -27,6 +28,8 @@ from mlrl.task import Task
 
 TURNS = {"parallel": 1, "sequential": 1, "discussion": 2}
 """Turns of the protocols that fix them"""
+DRAFTS = {"discussion": 1}
+"""Turns before the answer that counts: what is written in them earns no return"""
 
 
 def as_protocol(task: Task, args: EvaluationConfig) -> tuple[Task, EvaluationConfig]:

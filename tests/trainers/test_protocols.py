@@ -1,5 +1,7 @@
 """The baselines of evaluation: what each agent sees, what is counted, and which tasks they are for."""
 
+import json
+
 import pytest
 
 from mlrl.config import EvaluationConfig
@@ -8,7 +10,7 @@ from mlrl.rollout.collect import Collector
 from mlrl.task import Environment, Task, load_task
 from mlrl.trainers import evaluate_team
 from mlrl.trainers.evaluation import evaluate_with_intervals, evaluation_growth
-from mlrl.trainers.protocols import SequentialCollector, after_others, as_protocol, discuss, protocol_models
+from mlrl.trainers.protocols import DRAFTS, SequentialCollector, after_others, as_protocol, discuss, protocol_models
 from tests.rollout.fakes import ScriptedSampler, fake_team
 
 ROLE = [{"role": "user", "content": "Your part."}]
@@ -26,7 +28,11 @@ def played(task, args, script, items, num_agents=2):
     environment = Environment(task, num_agents, args.num_turns, args.external_prompt_passthrough)
     collector = kind(team, sampler, environment)
     metrics, intervals, trees = evaluate_with_intervals(
-        collector, list(enumerate(items)), evaluation_growth(args, ()), args.eval_batch_size
+        collector,
+        list(enumerate(items)),
+        evaluation_growth(args, ()),
+        args.eval_batch_size,
+        drafts=DRAFTS.get(args.protocol, 0),
     )
     return metrics, intervals, trees, sampler
 
@@ -108,6 +114,21 @@ def test_all_at_once_and_a_discussion(batch_size):
         f"The other agents of your team answered:\n\nAgent {other}:\nxx\n\nWi" for other in (2, 1)
     ]
     assert child.prompts[0].reused > 0  # the chat goes on
+
+
+def test_drafts_of_a_discussion_are_no_results():
+    def script(ordinal, path, agent, k):
+        lengths = {(): [9, 1], (0,): [2], (1,): [5]}[path]  # the best draft leads to the worst answer
+        return "x" * (lengths[k] + ordinal)
+
+    args = settings("discussion", discount=0.5)
+    metrics, intervals, _, _ = played(simple_task(), args, script, [{"prompt": "a"}, {"prompt": "b"}])
+    # two agents: drafts 18 and 2, answers 4 and 10; of the second item 20, 4 and 6, 12
+    assert metrics["eval/turn_1/reward_mean"] == (18 + 2 + 20 + 4) / 4
+    assert metrics["eval/turn_2/reward_mean"] == 8
+    assert metrics["eval/turn_1/expected_return"] == metrics["eval/turn_2/expected_return"] == (4 + 10 + 6 + 12) / 4
+    assert metrics["eval/return_best@2"] == (10 + 12) / 2
+    assert sum(intervals["eval/return_best@2"]) / 2 == pytest.approx(11)
 
 
 def test_the_intervals_of_what_the_task_logs():
@@ -219,7 +240,7 @@ def test_who_plays():
         settings("debate")
 
 
-def test_through_evaluate_team(tiny_llama):
+def test_through_evaluate_team(tiny_llama, tmp_path):
     few = {"eval_num_samples": 2, "eval_num_generations": 2, "max_new_tokens": 4, "max_prompt_tokens": 200}
     few |= {"agent_model": tiny_llama, "num_agents": 3}
     results = {}
@@ -230,6 +251,9 @@ def test_through_evaluate_team(tiny_llama):
     assert [len(e.trees) for e in results.values()] == [2, 2, 4, 2]
     assert [len(e.trees[0].root.prompts) for e in results.values()] == [1, 3, 3, 3]
     assert results["discussion"].trees[0].root.rewards == results["parallel"].trees[0].root.rewards
+    results["discussion"].write(tmp_path / "discussion.json")
+    for episode in json.loads((tmp_path / "discussion.json").read_text())["episodes"]:
+        assert episode["return"] == episode["turns"][1]["reward"]  # of the answer, not of the draft
     with pytest.raises(ConfigError, match="protocol='single': the task cannot be played so .*2 formatters"):
         prompts = [lambda item: "a", lambda item: "b"]
         evaluate_team(simple_task(formatters=prompts), EvaluationConfig(protocol="single", **few | {"num_agents": 2}))
