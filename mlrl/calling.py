@@ -131,10 +131,14 @@ def _read_signature(func: Any, field: str) -> tuple[list[inspect.Parameter], str
             f"{field}={shown(func)}: its parameters cannot be read (built-in code). Wrap it: "
             f"def {field}(...): return the call."
         ) from None
-    inner = func.func if isinstance(func, functools.partial) else func
     bare = signature.replace(return_annotation=signature.empty)
-    name = getattr(inner, "__name__", type(inner).__name__)
-    return list(signature.parameters.values()), f"{name}{shown(bare, 300)}"
+    return list(signature.parameters.values()), f"{function_name(func)}{shown(bare, 300)}"
+
+
+def function_name(func: Any) -> str:
+    """What a user calls a function, or the type of an object that is called, for messages."""
+    inner = func.func if isinstance(func, functools.partial) else func
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def _positional_before_partial(func: Any) -> set[str]:

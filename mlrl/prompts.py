@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mlrl.call_limits import CallFailed
-from mlrl.calling import add_context, bind_call, copied, shown
+from mlrl.calling import add_context, bind_call, copied, function_name, shown
 from mlrl.errors import ConfigError, TaskError
 
 Message: TypeAlias = dict[str, Any]
@@ -69,7 +69,8 @@ class Formatters:
         if isinstance(formatters, list | tuple):
             if len(formatters) != num_agents:
                 raise ConfigError(
-                    f"formatters={shown(formatters)}: {len(formatters)} formatters for num_agents={num_agents}. "
+                    f"formatters=[{', '.join(map(function_name, formatters))}]: {len(formatters)} formatters for "
+                    f"num_agents={num_agents}. "
                     f"Give one shared formatter or a list of {num_agents}."
                 )
             each = {f"formatters[{agent}]": formatter for agent, formatter in enumerate(formatters)}

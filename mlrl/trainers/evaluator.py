@@ -108,16 +108,8 @@ def evaluate_team(
         for doubt in _other_than_trained(task, trained_as):
             warnings.warn(doubt, stacklevel=2)
     mesh = make_mesh(args, launch, len(models))
-    try:
-        environment = make_environment(task, num_roles, args, per_agent_rewards=True)
-        prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
-    except ConfigError as error:
-        if args.protocol != "single":
-            raise
-        raise ConfigError(
-            f"protocol='single': the task cannot be played so ({error}) One model that writes all roles is "
-            "collaboration_mode centralized."
-        ) from error
+    environment = make_environment(task, num_roles, args, per_agent_rewards=True)
+    prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
     collector = prepared.load(trainable=False, mesh=mesh)
     if args.protocol == "sequential":
         collector = SequentialCollector(collector.team, collector.sampler, collector.environment)

@@ -226,15 +226,20 @@ def test_what_a_protocol_fixes():
     assert as_protocol(task, settings("team", num_turns=3))[0] is task
 
 
-def test_who_plays():
+def test_who_plays(tmp_path):
     assert protocol_models(["x", "x"], settings("single")) == ["x"]
     assert protocol_models(["x", "y"], settings("team")) == ["x", "y"]
     with pytest.raises(ConfigError, match="protocol='single': 2 models are given"):
         protocol_models(["x", "y"], settings("single"))
+    (tmp_path / "agent_0").mkdir()
+    (tmp_path / "agent_1").mkdir()
+    saved = settings("single", agent_model=None, agents_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"{tmp_path} holds 2 agents.* --agents {tmp_path}/agent_0"):
+        protocol_models([f"{tmp_path}/agent_0", f"{tmp_path}/agent_1"], saved)
     for protocol in ("parallel", "sequential", "discussion"):
         with pytest.raises(ConfigError, match=f"protocol='{protocol}': num_agents is 1"):
             protocol_models(["x"], settings(protocol))
-    with pytest.raises(ConfigError, match="protocol='single': collaboration_mode is 'centralized'"):
+    with pytest.raises(ConfigError, match="collaboration_mode='centralized': .* protocol single .*Leave one of"):
         settings("single", collaboration_mode="centralized")
     with pytest.raises(ConfigError, match="protocol='debate'"):
         settings("debate")
@@ -254,6 +259,26 @@ def test_through_evaluate_team(tiny_llama, tmp_path):
     results["discussion"].write(tmp_path / "discussion.json")
     for episode in json.loads((tmp_path / "discussion.json").read_text())["episodes"]:
         assert episode["return"] == episode["turns"][1]["reward"]  # of the answer, not of the draft
-    with pytest.raises(ConfigError, match="protocol='single': the task cannot be played so .*2 formatters"):
-        prompts = [lambda item: "a", lambda item: "b"]
-        evaluate_team(simple_task(formatters=prompts), EvaluationConfig(protocol="single", **few | {"num_agents": 2}))
+
+
+def test_tasks_that_are_not_for_one_agent():
+    def brief(item):
+        return "a"
+
+    def detailed(item):
+        return "b"
+
+    alone = EvaluationConfig(protocol="single", agent_model="unused")
+    # what the message names is a way that is open: the protocol left out, and no word of how a function prints
+    open_way = "leave the protocol out and give --collaboration_mode centralized"
+    with pytest.raises(ConfigError, match=rf"has 2 formatters \(brief, detailed\), one an agent\. .*{open_way}"):
+        evaluate_team(simple_task(formatters=[brief, detailed]), alone)
+    with pytest.raises(ConfigError, match=rf"task length_ratio, which has a reward_func \(reward\) .*{open_way}"):
+        evaluate_team(load_task("length_ratio"), alone)
+    with pytest.raises(ConfigError, match=r"^formatters=\[brief, detailed\]: 2 formatters for num_agents=3\."):
+        Environment(simple_task(formatters=[brief, detailed]), 3)
+
+
+def test_what_is_no_fault_of_the_protocol_is_not_laid_on_it():
+    with pytest.raises(ConfigError, match="^agent_model='./absent': there is no such folder"):
+        evaluate_team(simple_task(), EvaluationConfig(protocol="single", agent_model="./absent"))
