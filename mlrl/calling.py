@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlrl.errors import ConfigError
+from mlrl.wording import counted
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -106,8 +107,8 @@ def bind_call(
     if count > num_values or (count < num_values and not takes_rest):
         at_least = "at least " if takes_rest else ""
         raise ConfigError(
-            f"{field}={text}: {at_least}{count} parameters without default wait for a value, but it is given "
-            f"{num_values}: {values_are}. Only parameters without default and *args take these; extras of your own "
+            f"{field}={text}: {at_least}{counted(count, 'parameter')} without default, but it is given {num_values} "
+            f"to fill: {values_are}. Only parameters without default and *args take these; extras of your own "
             f"need a default" + (f", and {_listed(known)} are passed by name." if known else ".")
         )
     if count < num_values:

@@ -129,6 +129,14 @@ def test_finish_names_the_turns_where_there_are_several_and_shows_a_single_evalu
     assert file.getvalue().splitlines()[-2:] == ["evaluation reward, turn 1  0.400", "evaluation reward, turn 2  0.500"]
 
 
+def test_one_of_a_thing_is_no_plural():
+    console, file, clock = make()
+    console.start(1, 4)
+    take_steps(console, clock, 1)
+    console.finish({})
+    assert "1 step, 4 items, env_step 32 in 10s" in file.getvalue()
+
+
 def test_quiet_shows_only_evaluations_and_the_end():
     console, file, clock = make(verbose=False)
     console.header({"task": "length_ratio"})

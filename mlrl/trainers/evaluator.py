@@ -24,6 +24,7 @@ from mlrl.trainers.data import first_items
 from mlrl.trainers.evaluation import by_item, episodes, evaluate_with_intervals, evaluation_growth
 from mlrl.trainers.protocols import DRAFTS, SequentialCollector, as_protocol, protocol_models
 from mlrl.trainers.setup import make_mesh, prepare_team
+from mlrl.wording import counted
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ class Evaluation:
         args, items = self.args, len(by_item(self.trees))
         team = args.agents_dir or ", ".join(args.agents or [args.agent_model or "loaded models"])
         temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
+        episodes_each, turns = counted(args.eval_num_generations, "episode"), counted(args.num_turns, "turn")
         return {
-            "task": f"{self.task.name or 'task'}, {items} items × {args.eval_num_generations} episodes",
+            "task": f"{self.task.name or 'task'}, {counted(items, 'item')} × {episodes_each}",
             "team": team,
             "protocol": args.protocol,
-            "sampling": f"{args.num_turns} turns of up to {args.max_new_tokens} tokens, temperature {temperature:g}",
+            "sampling": f"{turns} of up to {counted(args.max_new_tokens, 'token')}, temperature {temperature:g}",
         }
 
     def write(self, path: str | Path) -> None:

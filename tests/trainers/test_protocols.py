@@ -253,6 +253,8 @@ def test_through_evaluate_team(tiny_llama, tmp_path):
         results[protocol] = evaluate_team(simple_task(), EvaluationConfig(protocol=protocol, **few))
         assert results[protocol].args.protocol == protocol
         assert results[protocol].describe()["task"].endswith("2 items × 2 episodes")
+        turns = "2 turns" if protocol == "discussion" else "1 turn"
+        assert results[protocol].describe()["sampling"].startswith(f"{turns} of up to 4 tokens")
     assert [len(e.trees) for e in results.values()] == [2, 2, 4, 2]
     assert [len(e.trees[0].root.prompts) for e in results.values()] == [1, 3, 3, 3]
     assert results["discussion"].trees[0].root.rewards == results["parallel"].trees[0].root.rewards

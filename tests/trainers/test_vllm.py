@@ -190,7 +190,7 @@ def test_servers_are_looked_at_before_weights_are_read(tiny_llama, tiny_qwen2, m
     with FakeVLLM(tiny_llama, lora=False) as server:
         refused("takes no adapters.*--enable-lora", tiny_llama, server)
         refused("takes no weights.*VLLM_SERVER_DEV_MODE", tiny_llama, server, tuning="full", num_agents=1)
-        refused("1 servers for 2 bases", tiny_llama, server, tuning="full")
+        refused("1 server for 2 bases", tiny_llama, server, tuning="full")
     with FakeVLLM(tiny_llama, dev_mode=True, device="cpu") as server:
         refused("vllm_url=.*tied to the embedding.*lora", tiny_llama, server, tuning="full", num_agents=1)
     with FakeVLLM(tiny_llama, max_model_len=8) as server:
