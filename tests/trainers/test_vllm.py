@@ -89,6 +89,20 @@ def test_swapped_adapters_are_caught_and_not_trained_on(tiny_llama, monkeypatch)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_one_freak_token_ends_no_run(tiny_llama):
+    def freak(route, answer):
+        if route == "/v1/completions" and not seen:
+            logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
+            logprobs[0] -= 9.0  # e^9 − 1 − 9 = 8093
+            seen.append(logprobs[0])
+        return answer
+
+    seen = []
+    with FakeVLLM(tiny_llama, alter=freak) as server:
+        make(tiny_llama, server).train()
+    assert seen and max(logged()[0][f"agent_{agent}/rollout_kl"] for agent in (0, 1)) > 100
+
+
 def test_weights_are_the_capped_ratios_and_enter_the_loss(tiny_llama):
     """What the server says is lowered by log 3 for half of the tokens: their ratio is 3, and the cap 2."""
 
