@@ -54,5 +54,6 @@ def _check(agent: int, kl: float, args: TrainerConfig) -> None:
         f"rollout_kl_limit={args.rollout_kl_limit!r}: the responses of agent {agent} have a mismatch KL of {kl:.3g} a "
         "token to its weights here (the response with most of it aside), so the server that drew them holds other "
         "weights: of another agent, of an earlier step, or of another model. Nothing was trained on them. Start the "
-        "server anew on the same base model, and go on with --resume_from_checkpoint; where the two only compute in different precisions, raise the limit"
+        "server anew on the same base model, and go on with --resume_from_checkpoint; where the two only compute in "
+        "different precisions, raise the limit"
     )
