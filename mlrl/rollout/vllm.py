@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mlrl.parallel.group import spread
+from mlrl.profiling import span
 from mlrl.rollout.sampler import Request, SamplingParams
 from mlrl.rollout.streams import StreamKey, derive_seed
 from mlrl.rollout.tree import Response
@@ -128,9 +129,11 @@ class VLLMSampler:
         servers = self.servers  # on ranks without requests too, since connecting is a call of all
         if not requests:
             return []
-        versions = {agent: self._current(self.team.agents[agent]) for agent in sorted({r.agent for r in requests})}
+        with span("weights to servers"):
+            versions = {agent: self._current(self.team.agents[agent]) for agent in sorted({r.agent for r in requests})}
         work = self._work(requests, params, versions, servers)
-        drawn = self._draw(work, versions, on_tokens)
+        with span("servers"):
+            drawn = self._draw(work, versions, on_tokens)
         for agent, version in versions.items():
             if self.team.agents[agent].adapter is None:
                 for client in servers[agent]:  # all that was drawn came from these weights

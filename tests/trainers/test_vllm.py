@@ -57,7 +57,7 @@ def logged(run="mine"):
 # ------------------------------------------------------------------------------------------------------------- training
 def test_steps_on_a_server_agree_with_the_trainer_at_every_sync(tiny_llama):
     with FakeVLLM(tiny_llama) as server:
-        make(tiny_llama, server, num_generations=3).train()
+        make(tiny_llama, server, num_generations=3, profile=True).train()
         loads = [body["lora_name"].split(".")[0] for body in server.of("/v1/load_lora_adapter") if body]
         assert loads == ["agent_0@1", "agent_1@1", "agent_0@2", "agent_1@2"] and server.adapters == {}
     for line in logged():
@@ -65,6 +65,8 @@ def test_steps_on_a_server_agree_with_the_trainer_at_every_sync(tiny_llama):
             assert line[f"agent_{agent}/rollout_ratio_mean"] == pytest.approx(1.0, abs=1e-3)
             assert 0 <= line[f"agent_{agent}/rollout_kl"] < 1e-6
             assert line[f"agent_{agent}/rollout_truncated_fraction"] == 0.0
+    for line in Path("runs/mine/profile/rank_0.jsonl").read_text().splitlines()[:2]:
+        assert {"sampling/servers", "sampling/weights to servers"} <= json.loads(line)["seconds"].keys()
     assert not any(Path("runs/mine/sampling").glob("agent_*"))
     for agent in (0, 1):  # and something was learned
         weights = load_file(f"runs/mine/agents/agent_{agent}/adapter_model.safetensors")
