@@ -46,7 +46,8 @@ def test_a_file_gets_plain_lines_with_everything_a_reader_needs():
     console.step(step=2, items=8, env_step=64, reward=0.5, tokens_per_s=1234.0, extra={"loss": -0.01234})
     # 30 s for 2 steps are 15 s a step, 4 steps are left: 60 s
     assert step_lines(file) == [
-        "step 2/6 | items 8/24 | env_step 64 | reward 0.500 | 1,234 sampled tokens/s (whole step) | loss -0.012 | ETA 1m 00s"
+        "step 2/6 | items 8/24 | env_step 64 | reward 0.500 | 1,234 sampled tokens/s (whole step) | loss -0.012 | "
+        "ETA 1m 00s"
     ]
     assert "\x1b" not in file.getvalue()
 
