@@ -107,8 +107,8 @@ def bind_call(
     if count > num_values or (count < num_values and not takes_rest):
         at_least = "at least " if takes_rest else ""
         raise ConfigError(
-            f"{field}={text}: {at_least}{counted(count, 'parameter')} without default, but it is given {num_values} "
-            f"to fill: {values_are}. Only parameters without default and *args take these; extras of your own "
+            f"{field}={text}: {at_least}{counted(count, 'parameter')} without default for "
+            f"{counted(num_values, 'value')}: {values_are}. Only parameters without default and *args take these; extras of your own "
             f"need a default" + (f", and {_listed(known)} are passed by name." if known else ".")
         )
     if count < num_values:
