@@ -107,7 +107,7 @@ class Console:
         """
         self._step, self._items, self._env_step = step, items, env_step
         self._reward = None if reward is None else float(reward)
-        self._stats = [f"{_rate(tokens_per_s)} sampled tokens/s (whole step)"]
+        self._stats = [f"{_rate(tokens_per_s)} tokens/s overall"]
         self._stats += [f"{name} {_number(value)}" for name, value in (extra or {}).items()]
         if self.enabled and self.verbose and self.plain:
             if self._reward is not None:
