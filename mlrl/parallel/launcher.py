@@ -10,7 +10,7 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from accelerate.commands import launch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -26,26 +26,26 @@ def main() -> None:
     try:
         launch.main()
     except ChildFailedError as error:
-        first, _ = error.get_first_failure()
-        ends = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        sys.exit(report({first: ends[first], **ends}))
+        sys.exit(report([(failure.timestamp, rank, failure.exitcode) for rank, failure in error.failures.items()]))
     except subprocess.CalledProcessError as error:  # where there is one process
         if not isinstance(error.cmd, list) or error.cmd[:1] != [sys.executable]:
             raise
-        sys.exit(report({0: error.returncode}))
+        sys.exit(report([(0, 0, error.returncode)]))
 
 
-def report(ends: Mapping[int, int]) -> int:
-    """Names the ranks that a signal ended, on stderr; the exit code of all.
+def report(ends: Sequence[tuple[int, int, int]]) -> int:
+    """The exit code of all; names the rank that failed first on stderr, if a signal ended it.
 
     Args:
-        ends: how the ranks that failed ended, the first of them first: an exit code, or a negative signal number.
+        ends: of each rank that failed the time in seconds, the rank, and exit code or negative signal number. Those
+            that were still running then got a SIGTERM from the launcher, which is no failure of theirs.
     """
-    killed = {rank: -code for rank, code in ends.items() if code < 0}
-    for rank, number in killed.items():
-        hint = ", as by a system that runs out of memory" if number == signal.SIGKILL else ""
-        print(f"rank {rank} was ended by {_name(number)}{hint}", file=sys.stderr)
-    return 128 + next(iter(killed.values())) if killed else next(iter(ends.values()))
+    _, rank, code = min(ends, key=lambda end: (end[2] == -signal.SIGTERM, end[0], end[2] >= 0, end[1]))
+    if code >= 0:
+        return code
+    hint = ", as by a system that runs out of memory" if code == -signal.SIGKILL else ""
+    print(f"rank {rank} was ended by {_name(-code)}{hint}", file=sys.stderr)
+    return 128 - code
 
 
 def _name(number: int) -> str:

@@ -155,7 +155,7 @@ def test_an_aggregator_that_needs_every_item_costs_its_own_intervals_alone():
 
     items = [{"prompt": "a"}, {"prompt": "b"}]
     task = simple_task(eval_logger=log, eval_aggregator=aggregate)
-    metrics, intervals, _, _ = played(task, settings("parallel"), lambda *key: "x", items)
+    metrics, intervals, _, _ = played(task, settings("parallel"), lambda item, *key: "x" * (1 + item), items)
     assert metrics["eval/share"] == 1 and "eval/share" not in intervals
     assert "eval/turn_1/reward_mean" in intervals
 
@@ -290,5 +290,5 @@ def test_tasks_that_are_not_for_one_agent():
 
 
 def test_what_is_no_fault_of_the_protocol_is_not_laid_on_it():
-    with pytest.raises(ConfigError, match="^agent_model='./absent': there is no such folder"):
+    with pytest.raises(ConfigError, match="^agent_model='./absent': there is no folder"):
         evaluate_team(simple_task(), EvaluationConfig(protocol="single", agent_model="./absent"))
