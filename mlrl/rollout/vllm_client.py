@@ -293,8 +293,8 @@ def _said(text: str) -> str:
     if re.match(r"\s*<(!doctype|html|\?xml)", text, re.IGNORECASE):
         title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
         text = f"a web page{f': {title[1]}' if title else ''}"
-    text = " ".join(text[: 2 * _MOST_SAID].split())
-    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…" if text else "no text"
+    text = " ".join(text[: 2 * _MOST_SAID].split()) or "no text"
+    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…"
 
 
 def read_completion(answer: Any, drawing: Drawing) -> Completion:
