@@ -116,7 +116,7 @@ else
   processes=${PROCESSES_PER_MACHINE:-$processes}
   whole PROCESSES_PER_MACHINE "$processes" 1
   [[ -z $asked ]] || { whole --num_processes "$asked" "$machines" && processes=$((asked / machines)); }
-  total=$((processes * machines)) launch=(--quiet)
+  total=$((processes * machines)) launch=()
   [[ -n $config ]] || ((gpus > 0)) || launch+=(--config_file "$root/accelerate_configs/cpu.yaml")
   launch+=(--num_processes "$total" --num_machines "$machines" --machine_rank "$rank")
   if ((machines > 1)); then
@@ -137,7 +137,7 @@ else
       launch+=(--cpu)
     fi
   fi
-  command=("$py" -m accelerate.commands.launch "${launch[@]}" "$@")
+  command=("$py" -m mlrl.parallel.launcher "${launch[@]}" "$@") # accelerate launch
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
 if [[ -n ${MLRL_DRY_RUN-} ]]; then

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlrl.errors import ConfigError
+from mlrl.wording import counted
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -106,9 +107,9 @@ def bind_call(
     if count > num_values or (count < num_values and not takes_rest):
         at_least = "at least " if takes_rest else ""
         raise ConfigError(
-            f"{field}={text}: {at_least}{count} parameters without default wait for a value, but it is given "
-            f"{num_values}: {values_are}. Only parameters without default and *args take these; extras of your own "
-            f"need a default" + (f", and {_listed(known)} are passed by name." if known else ".")
+            f"{field}={text}: {at_least}{counted(count, 'parameter')} without default for "
+            f"{counted(num_values, 'value')}: {values_are}. Only parameters without default and *args take these; "
+            "extras of your own need a default" + (f", and {_listed(known)} are passed by name." if known else ".")
         )
     if count < num_values:
         slots += [("value", i) for i in range(count, num_values)]
@@ -131,10 +132,14 @@ def _read_signature(func: Any, field: str) -> tuple[list[inspect.Parameter], str
             f"{field}={shown(func)}: its parameters cannot be read (built-in code). Wrap it: "
             f"def {field}(...): return the call."
         ) from None
-    inner = func.func if isinstance(func, functools.partial) else func
     bare = signature.replace(return_annotation=signature.empty)
-    name = getattr(inner, "__name__", type(inner).__name__)
-    return list(signature.parameters.values()), f"{name}{shown(bare, 300)}"
+    return list(signature.parameters.values()), f"{function_name(func)}{shown(bare, 300)}"
+
+
+def function_name(func: Any) -> str:
+    """What a user calls a function, or the type of an object that is called, for messages."""
+    inner = func.func if isinstance(func, functools.partial) else func
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def _positional_before_partial(func: Any) -> set[str]:

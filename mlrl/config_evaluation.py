@@ -31,6 +31,6 @@ def check_protocol(config: Any) -> None:
     """Raise `ConfigError` for a baseline of several answers where one text holds them all."""
     if config.protocol != "team" and config.collaboration_mode == "centralized":
         raise ConfigError(
-            f"protocol={config.protocol!r}: collaboration_mode is 'centralized', where one text holds all answers. Use "
-            "protocol team, or decentralized."
+            f"collaboration_mode='centralized': one text holds the answers of all agents, so there is nothing for "
+            f"protocol {config.protocol} to play. Leave one of the two out."
         )

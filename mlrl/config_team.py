@@ -104,8 +104,15 @@ def count_agents(agents_dir: str) -> int:
     folder = Path(agents_dir)
     if not (folder / "agent_0").is_dir():
         inner = folder / "agents"
-        remedy = f"Give {inner}." if (inner / "agent_0").is_dir() else "Give the folder that holds agent_0, agent_1 …"
-        raise ConfigError(f"agents_dir={agents_dir!r}: there is no folder agent_0 in it. {remedy}")
+        problem, remedy = "there is no folder agent_0 in it", "Give the folder that holds agent_0, agent_1 …"
+        if not folder.is_dir():
+            problem = "there is no such folder"
+        elif (inner / "agent_0").is_dir():
+            remedy = f"Give {inner}."
+        elif any((folder / name).is_file() for name in ("adapter_config.json", "config.json")):
+            problem = "it is one agent and no folder of agents"
+            remedy = f"Give --agents {agents_dir}, or the folder that it is in"
+        raise ConfigError(f"agents_dir={agents_dir!r}: {problem}. {remedy}")
     found = len([path for path in folder.glob("agent_*") if path.name[len("agent_") :].isdigit()])
     for i in range(found):
         if not (folder / f"agent_{i}").is_dir():

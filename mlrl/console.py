@@ -107,7 +107,7 @@ class Console:
         """
         self._step, self._items, self._env_step = step, items, env_step
         self._reward = None if reward is None else float(reward)
-        self._stats = [f"{_rate(tokens_per_s)} sampled tokens/s"]
+        self._stats = [f"{_rate(tokens_per_s)} tokens/s overall"] if tokens_per_s else []  # 0 where pairs are learned
         self._stats += [f"{name} {_number(value)}" for name, value in (extra or {}).items()]
         if self.enabled and self.verbose and self.plain:
             if self._reward is not None:
@@ -193,7 +193,7 @@ class Console:
         lines = {}
         if self._step:
             lines["trained"] = (
-                f"{self._step:,} steps, {self._items:,} items, env_step {self._env_step:,} "
+                f"{_counted(self._step, 'step')}, {_counted(self._items, 'item')}, env_step {self._env_step:,} "
                 f"in {_duration(self._clock() - self._started)}"
             )
         lines |= self._before_after()
@@ -265,6 +265,10 @@ class Console:
 
 def _of(done: int, total: int | None) -> str:
     return f"{done:,}" if total is None else f"{done:,}/{total:,}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _number(value: Any) -> str:

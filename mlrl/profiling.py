@@ -1,8 +1,10 @@
 """Where the time of a run goes: seconds of every phase of a step, and what of them went into waiting for others.
 
 A phase (sampling, update, evaluation …) lasts until the next one begins. Inside it `span` takes out what is of another
-kind: calls of the task, messages between ranks, files. Every second is counted once, of the thread that made the
-profile; what others do meanwhile takes none of it. Nothing is measured or waited for unless a profile is open.
+kind: calls of the task, messages between ranks, drawing on vLLM servers and weights on their way there, files, and
+DeepSpeed's optimizer step with the gathering of weights that ends it (what it sends during forward and backward runs
+beside them and counts as theirs). Every second is counted once, of the thread that made the profile; what others do
+meanwhile takes none of it. Nothing is measured, and nothing is waited for, unless a profile is open.
 """
 
 from __future__ import annotations

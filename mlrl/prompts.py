@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mlrl.call_limits import CallFailed
-from mlrl.calling import add_context, bind_call, copied, shown
+from mlrl.calling import add_context, bind_call, copied, function_name, shown
 from mlrl.errors import ConfigError, TaskError
+from mlrl.wording import counted
 
 Message: TypeAlias = dict[str, Any]
 Prompt: TypeAlias = str | list[Message]
@@ -69,7 +70,8 @@ class Formatters:
         if isinstance(formatters, list | tuple):
             if len(formatters) != num_agents:
                 raise ConfigError(
-                    f"formatters={shown(formatters)}: {len(formatters)} formatters for num_agents={num_agents}. "
+                    f"formatters=[{', '.join(map(function_name, formatters))}]: "
+                    f"{counted(len(formatters), 'formatter')} for num_agents={num_agents}. "
                     f"Give one shared formatter or a list of {num_agents}."
                 )
             each = {f"formatters[{agent}]": formatter for agent, formatter in enumerate(formatters)}
@@ -180,10 +182,11 @@ class Transition:
         ):
             returned = [returned]
         if not isinstance(returned, list | tuple) or len(returned) != self.num_agents:
-            count = f"{len(returned)} prompts" if isinstance(returned, list | tuple) else type(returned).__name__
+            is_list = isinstance(returned, list | tuple)
+            count = counted(len(returned), "prompt") if is_list else type(returned).__name__
             raise TaskError(
                 f"external_transition returned={shown(returned)}: {count} for num_agents={self.num_agents} ({where}). "
-                f"Right is a list of {self.num_agents} prompts, one an agent."
+                f"Right is a list of {counted(self.num_agents, 'prompt')}, one an agent."
             )
         return [
             checked_prompt(prompt, field=f"external_transition returned[{agent}]", where=f"agent {agent}, {where}")

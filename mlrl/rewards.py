@@ -17,6 +17,7 @@ from mlrl.call_limits import CallFailed
 from mlrl.calling import BoundCall, add_context, bind_call, copied, shown
 from mlrl.errors import ConfigError, TaskError
 from mlrl.prompts import Prompt, located
+from mlrl.wording import counted
 
 _REWARD_NAMES = ("batch_items", "prompts", "turn", "prompt_history", "response_history")
 
@@ -157,16 +158,16 @@ def checked_rewards(returned: Any, *, num_joints: int, num_agents: int, per_agen
     Raises:
         TaskError: another count or type, None, NaN, infinity, text or nesting, naming the place and the value.
     """
-    right = f"Right is {num_joints} finite numbers, one a joint response"
-    right += f", or {num_joints} rows of {num_agents}." if per_agent else "."
+    joints = counted(num_joints, "joint response")
+    right = f"Right is {counted(num_joints, 'finite number')}, one a joint response"
+    right += f", or {counted(num_joints, 'row')} of {num_agents}." if per_agent else "."
     rows = _plain(returned)
     if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
         kind = "None" if rows is None else f"a single {type(returned).__name__}"
         raise TaskError(f"reward_func returned={shown(returned)}: {kind} ({where}). {right}")
     if len(rows) != num_joints:
         raise TaskError(
-            f"reward_func returned={shown(returned)}: {len(rows)} rewards for {num_joints} joint responses ({where}). "
-            f"{right}"
+            f"reward_func returned={shown(returned)}: {counted(len(rows), 'reward')} for {joints} ({where}). {right}"
         )
     rows = [_plain(row) for row in rows]
     if per_agent and any(isinstance(row, list | tuple) for row in rows):

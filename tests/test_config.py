@@ -417,11 +417,14 @@ def test_evaluation_config(tmp_path):
     run = tmp_path / "run"
     for i in (0, 1):
         (run / "agents" / f"agent_{i}").mkdir(parents=True)
+    (run / "agents" / "agent_0" / "adapter_config.json").write_text("{}")
     agents_dir = str(run / "agents")
     EvaluationConfig(agents_dir=agents_dir, num_agents=2)
     for settings, message in [
         ({"agents_dir": str(run)}, f"Give {agents_dir}"),
-        ({"agents_dir": str(tmp_path / "none")}, "no folder agent_0"),
+        ({"agents_dir": str(tmp_path / "none")}, "there is no such folder"),
+        ({"agents_dir": str(tmp_path)}, "there is no folder agent_0 in it"),
+        ({"agents_dir": str(run / "agents" / "agent_0")}, "is one agent .* --agents .*agent_0, or the folder"),
         ({"agents_dir": agents_dir, "agent_model": "m"}, "agent_model='m' is given too"),
         ({"agents_dir": agents_dir, "agents": ["m"]}, "is given too"),
         ({"agents_dir": agents_dir, "num_agents": 3}, "num_agents=3: .* holds 2 agents"),

@@ -46,7 +46,7 @@ def test_a_file_gets_plain_lines_with_everything_a_reader_needs():
     console.step(step=2, items=8, env_step=64, reward=0.5, tokens_per_s=1234.0, extra={"loss": -0.01234})
     # 30 s for 2 steps are 15 s a step, 4 steps are left: 60 s
     assert step_lines(file) == [
-        "step 2/6 | items 8/24 | env_step 64 | reward 0.500 | 1,234 sampled tokens/s | loss -0.012 | ETA 1m 00s"
+        "step 2/6 | items 8/24 | env_step 64 | reward 0.500 | 1,234 tokens/s overall | loss -0.012 | ETA 1m 00s"
     ]
     assert "\x1b" not in file.getvalue()
 
@@ -71,8 +71,8 @@ def test_unknown_totals_and_absent_numbers():
     console.start(None, None)
     console.step(step=1, items=4, env_step=8, reward=float("nan"), tokens_per_s=None)
     console.step(step=2, items=8, env_step=16, reward=None, tokens_per_s=3.0)
-    assert step_lines(file)[0] == "step 1 | items 4 | env_step 8 | reward - | - sampled tokens/s | ETA -"
-    assert "reward - | 3.000 sampled tokens/s" in step_lines(file)[1]
+    assert step_lines(file)[0] == "step 1 | items 4 | env_step 8 | reward - | - tokens/s overall | ETA -"
+    assert "reward - | 3.000 tokens/s overall" in step_lines(file)[1]
 
 
 def test_a_resumed_run_counts_only_its_own_steps_for_the_eta():
@@ -127,6 +127,14 @@ def test_finish_names_the_turns_where_there_are_several_and_shows_a_single_evalu
     console.evaluation({"eval/turn_1/reward_mean": 0.4, "eval/turn_2/reward_mean": 0.5, "eval/turn_1/other": 9.0}, 0)
     console.finish({})
     assert file.getvalue().splitlines()[-2:] == ["evaluation reward, turn 1  0.400", "evaluation reward, turn 2  0.500"]
+
+
+def test_one_of_a_thing_is_no_plural():
+    console, file, clock = make()
+    console.start(1, 4)
+    take_steps(console, clock, 1)
+    console.finish({})
+    assert "1 step, 4 items, env_step 32 in 10s" in file.getvalue()
 
 
 def test_quiet_shows_only_evaluations_and_the_end():
@@ -197,7 +205,7 @@ def test_terminal_gets_a_live_bar_and_whole_paths():
         "items 8/12",
         "env_step 1,234",
         "reward 0.625",
-        "100 sampled tokens/s",
+        "100 tokens/s overall",
         "loss 0.250",
         "ETA",
     ):

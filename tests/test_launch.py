@@ -70,7 +70,7 @@ def gpus(tmp_path: Path, count: int) -> None:
 
 def test_no_argument_starts_the_main_job_on_one_cpu_process(dry_run):
     variables, command = dry_run()
-    assert command[:3] == [f"{ROOT}/.venv/bin/python", "-m", "accelerate.commands.launch"]
+    assert command[:3] == [f"{ROOT}/.venv/bin/python", "-m", "mlrl.parallel.launcher"]
     assert command[-1] == f"{ROOT}/train/magrpo.py"
     assert option(command, "--config_file") == f"{ROOT}/accelerate_configs/cpu.yaml"
     assert option(command, "--num_processes") == "1"

@@ -305,7 +305,7 @@ BAD = [
     ("dict", {0: 1.0, 1: 2.0}, ["a single dict"]),
     ("set", {1.0, 2.0}, ["a single set"]),
     ("generator", (x for x in [1.0, 2.0]), ["a single generator"]),
-    ("too few", [1.0], ["[1.0]", "1 rewards for 2"]),
+    ("too few", [1.0], ["[1.0]", "1 reward for 2"]),
     ("too many", [1.0, 2.0, 3.0], ["3 rewards for 2"]),
     ("empty", [], ["0 rewards for 2"]),
     ("None inside", [1.0, None], ["[1]=None"]),
@@ -347,7 +347,7 @@ def test_per_agent_rewards():
         ([[1.0, 2.0], [3.0]], "[1]=[3.0]"),
         ([[1.0, 2.0], [3.0, None]], "[1][1]=None"),
         ([[1.0, 2.0], [math.nan, 1.0]], "[1][0]=nan"),
-        ([[1.0, 2.0]], "1 rewards for 2"),
+        ([[1.0, 2.0]], "1 reward for 2"),
         ([[[1.0], 2.0], [3.0, 4.0]], "[0][0]=[1.0]"),
     ],
 )

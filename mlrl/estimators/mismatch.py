@@ -13,6 +13,8 @@ Legend: T tokens of all sequences one after the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,19 @@ def mismatch(sampler_logprobs_T: Tensor, trainer_logprobs_T: Tensor) -> tuple[Te
     log_ratio_T = log_ratio_T.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     ratio_T = log_ratio_T.exp()
     return ratio_T, ratio_T - 1 - log_ratio_T
+
+
+def mean_without_worst(kl_T: Tensor, lengths: Sequence[int]) -> float:
+    """Mean mismatch KL a token without the sequence of the largest sum, where there are several.
+
+    r − 1 − log r grows with r itself, so one freak token can carry the mean of thousands; weights that are not the
+    right ones show in all sequences.
+    """
+    sums, counts = [float(own.sum()) for own in kl_T.split(list(lengths))], list(lengths)
+    if len(sums) > 1:
+        worst = max(range(len(sums)), key=sums.__getitem__)
+        del sums[worst], counts[worst]
+    return sum(sums) / sum(counts)
 
 
 def truncated_weights(ratio_T: Tensor, cap: float) -> Tensor:

@@ -20,8 +20,10 @@ of REINFORCE, which the token form has anyway. `dual_clip` c > 1 bounds each min
 | sequence_mean    | 1 / L_s: optimises reward a token                                              |
 
 Where sequences were drawn by another system than the one that scores them, token t has a fixed weight ω_t
-(`token_weights_T`): A_s·Σ_t ω_t log π_t, Σ_t ω_t·min(…), or at sequence level mean_t ω_t · L_s · min(…): there
-all tokens of a sequence share the mean of its ω_t, which is a coarser correction.
+(`token_weights_T`): A_s·Σ_t ω_t log π_t, or Σ_t ω_t·min(…). For that the sequence form is written as a sum too, of
+min(r_t A_s, clip(r_t, 1−ε, 1+ε_high) A_s) with r_t = r_s · π_t / sg(π_t): it has the value of r_s, so that tokens are
+clipped together, and the gradient of token t alone (GSPO-token of the same paper). Without weights value and gradient
+are those of the table; with them each token's gradient is the one of the table times ω_t.
 
 Everything is a plain sum over the sequences given, so that micro-batches add up. Weight 0 drops a sequence.
 Legend: S sequences, T tokens of all sequences one after the other.
@@ -140,10 +142,11 @@ def policy_loss(inputs: PolicyLossInputs, settings: PolicyLossSettings) -> Polic
             objective_S, clipped_S = total(weighted(objective_T)), total(clipped_T)
             ratio_max = float(ratio_T.detach().amax())
         else:
-            ratio_S = (total(log_ratio_T) / lengths_S).exp()
-            bounded_S, cut_S = _clipped(ratio_S, inputs.advantages_S, settings)
-            objective_S = bounded_S * total(weighted(torch.ones_like(log_ratio_T)))  # Σ ω, which is L without weights
-            clipped_S, ratio_max = cut_S * lengths_S, float(ratio_S.detach().amax())
+            ratio_S = (total(log_ratio_T.detach()) / lengths_S).exp()
+            ratio_T = ratio_S[sequence_T] * (log_ratio_T - log_ratio_T.detach()).exp()
+            objective_T, clipped_T = _clipped(ratio_T, inputs.advantages_S[sequence_T], settings)
+            objective_S, clipped_S = total(weighted(objective_T)), total(clipped_T)
+            ratio_max = float(ratio_S.amax())
         with torch.no_grad():
             kl_S = total(log_ratio_T.exp() - 1 - log_ratio_T)
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from mlrl.errors import ConfigError
 from mlrl.parallel.group import Group
+from mlrl.wording import counted
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ def _blocks(ranks: int, num_agents: int, sizes: Sequence[int] | None, launched: 
         sizes = [ranks // num_agents] * num_agents
     if len(sizes) != num_agents:
         raise ConfigError(
-            f"ranks_per_agent={list(sizes)!r}: has {len(sizes)} values for {num_agents} agents. Give one an agent"
+            f"ranks_per_agent={list(sizes)!r}: has {counted(len(sizes), 'value')} for {num_agents} agents. Give one an "
+            "agent"
         )
     if sum(sizes) != ranks:
         raise ConfigError(

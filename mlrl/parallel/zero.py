@@ -19,6 +19,7 @@ from torch import nn
 
 from mlrl.parallel.engine import OptimizerSettings
 from mlrl.parallel.group import Group
+from mlrl.profiling import span
 
 
 class ZeroEngine:
@@ -81,7 +82,8 @@ class ZeroEngine:
         self.optimizer.clip_grad = limit * self._norm / grad_norm if limit and grad_norm > limit else 0.0
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
-        self.engine.step()
+        with span("ZeRO step"):
+            self.engine.step()
         self.updates += 1
 
     def zero_grad(self) -> None:

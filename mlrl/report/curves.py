@@ -38,11 +38,15 @@ class Line:
 
 @dataclass
 class Chart:
-    """A panel with its lines; `notes` say what a reader could miss (numbers that are NaN, points that are means)."""
+    """A panel with its lines; `notes` say what a reader could miss (numbers that are NaN, points that are means).
+
+    `folded`: it is a share that is 0 in every run at every step, and needs a word in place of a chart.
+    """
 
     panel: Panel
     lines: list[Line]
     notes: list[str]
+    folded: bool = False
 
 
 def make_charts(panels: Sequence[Panel], groups: Sequence[Group]) -> list[Chart]:
@@ -117,6 +121,7 @@ def _chart(panel: Panel, groups: Sequence[Group]) -> Chart:
     lines: list[Line] = []
     largest = 1
     missing: list[str] = []
+    folded = panel.counts_trouble
     for number, group in enumerate(groups):
         for metric, variant in panel.metrics:
             for line in group_lines(group, number, metric, variant, panel.stderr.get(metric)):
@@ -124,8 +129,9 @@ def _chart(panel: Panel, groups: Sequence[Group]) -> Chart:
                 if bad:
                     where = " · ".join(filter(None, [line.run, variant]))
                     missing.append(f"{where}: {bad} of {len(line.value)} values are NaN or infinite")
+                folded = folded and not line.value.any()  # NaN is no 0
                 thinned, size = thin(line)
                 lines.append(thinned)
                 largest = max(largest, size)
     notes = [f"Each point is the mean of up to {largest} logged rows."] if largest > 1 else []
-    return Chart(panel, lines, notes + missing)
+    return Chart(panel, lines, notes + missing, folded)

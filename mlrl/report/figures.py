@@ -17,6 +17,8 @@ DASHES = ("-", "--", ":", "-.")
 def draw_figures(runs: Sequence[Run], folder: Path, kind: str) -> Path:
     """Writes `folder/<chart>.<kind>` for every chart of the page, over env_step; returns the folder.
 
+    As on the page, shares that are 0 throughout have none.
+
     Args:
         kind: "png" or "pdf".
 
@@ -35,7 +37,7 @@ def draw_figures(runs: Sequence[Run], folder: Path, kind: str) -> Path:
         raise ConfigError(f"report={kind!r}: the runs have no metrics yet, so there is nothing to draw. Train first")
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        for chart in charts:
+        for chart in (chart for chart in charts if not chart.folded):
             figure = _figure(chart, groups)
             figure.savefig(folder / f"{chart.panel.key}.{kind}", dpi=200)
     return folder

@@ -32,7 +32,8 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
             run that has any; what is left out is stated on the page.
     """
     groups = group_runs(runs)
-    charts = make_charts(make_panels(name for run in runs for name in run.metrics), groups)
+    every = make_charts(make_panels(name for run in runs for name in run.metrics), groups)
+    charts = [chart for chart in every if not chart.folded]
     curves = _json(_curves(charts, [group.label for group in groups]))
     script = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS)
     style = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "page.css"))
@@ -51,7 +52,14 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
         results=results(groups, overviews) if len(runs) > 1 else [],
         groups=groups,
         differences=differing_settings(groups) if len(groups) > 1 else {},
-        sections=[(s, [(i, c) for i, c in enumerate(charts) if c.panel.section == s]) for s in SECTIONS],
+        sections=[
+            {
+                "name": section,
+                "charts": [(i, chart) for i, chart in enumerate(charts) if chart.panel.section == section],
+                "zero": [chart.panel.title for chart in every if chart.folded and chart.panel.section == section],
+            }
+            for section in SECTIONS
+        ],
         writing=[row for run, own in zip(runs, blocks, strict=True) for row in writing_rows(run, own)],
         shown=[
             (name, sum(len(block.trees) for block in own), sum(block.total for block in own))

@@ -90,6 +90,11 @@ class Panel:
     metrics: list[tuple[str, str]] = field(default_factory=list)
     stderr: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def counts_trouble(self) -> bool:
+        """Whether it shows shares of what happens now and then, so that 0 throughout needs no chart."""
+        return self.section != EVALUATION and all(metric.endswith("_fraction") for metric, _ in self.metrics)
+
 
 def make_panels(names: Iterable[str]) -> list[Panel]:
     """Panels for these metrics, ordered by section, then as in `TITLES`, then by turn.

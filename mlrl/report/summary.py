@@ -12,6 +12,7 @@ import numpy as np
 
 from mlrl.report.runs import Group, Run
 from mlrl.report.trees import AgentWriting, Block
+from mlrl.wording import counted
 
 EXAMPLE_LENGTH = 160  # characters
 MUCH_EMPTY = 0.1  # share of an agent's responses without text that deserves a look
@@ -122,7 +123,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     models = ", ".join(map(str, models)) if isinstance(models, list) else models
     agents, turns = settings.get("num_agents") or _count_agents(run), settings.get("num_turns")
     rollout = [
-        f"{turns} turn{'s' if turns != 1 else ''}" if turns else "",
+        counted(turns, "turn") if turns else "",
         f"K = {settings.get('num_generations')}",
         str(settings.get("joint_mode", "")),
     ]

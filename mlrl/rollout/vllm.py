@@ -30,6 +30,7 @@ import torch
 
 from mlrl.errors import RolloutError
 from mlrl.parallel.group import spread
+from mlrl.profiling import span
 from mlrl.rollout.sampler import Request, SamplingParams
 from mlrl.rollout.streams import StreamKey, derive_seed
 from mlrl.rollout.tree import Response
@@ -129,7 +130,8 @@ class VLLMSampler:
         servers = self.servers  # on ranks without requests too, since connecting is a call of all
         if not requests:
             return []
-        versions = {agent: self._current(self.team.agents[agent]) for agent in sorted({r.agent for r in requests})}
+        with span("weights to servers"):
+            versions = {agent: self._current(self.team.agents[agent]) for agent in sorted({r.agent for r in requests})}
         return self._sample(requests, params, versions, servers, threading.Event(), on_tokens)
 
     def frozen(self) -> FrozenSampler:
@@ -139,7 +141,8 @@ class VLLMSampler:
         """
         servers = self.servers
         here = [agent for agent in self.team.agents if self.team.mesh.agents[agent.index].is_first]
-        return FrozenSampler(self, {agent.index: self._current(agent) for agent in here}, servers)
+        with span("weights to servers"):
+            return FrozenSampler(self, {agent.index: self._current(agent) for agent in here}, servers)
 
     def _sample(
         self,
@@ -152,7 +155,8 @@ class VLLMSampler:
     ) -> list[list[Response]]:
         """The responses of these versions; reads no weights."""
         work = self._work(requests, params, versions, servers)
-        drawn = self._draw(work, versions, stop, on_tokens)
+        with span("servers"):
+            drawn = self._draw(work, versions, stop, on_tokens)
         for agent in sorted({request.agent for request in requests}):
             if self.team.agents[agent].adapter is None:
                 for client in servers[agent]:  # all that was drawn came from these weights

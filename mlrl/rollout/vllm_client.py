@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from mlrl.errors import RolloutError
 
 _RETRIED = {408, 409, 425, 429}  # and 500 or above
 _MAX_WAIT_S = 60.0
+_MOST_SAID = 200  # characters of an answer in a message
 GO_ON = "Checkpoints are as they were: start the server again, and go on with --resume_from_checkpoint"
 
 
@@ -262,7 +264,7 @@ class VLLMClient:
 
     def _refusal(self, path: str, body: dict[str, Any], response: httpx.Response) -> Exception:
         """What a status other than 2xx means: another try, an unknown adapter, or the end."""
-        said, status = " ".join(response.text[:2000].split())[:300] or "no text", response.status_code
+        said, status = _said(response.text), response.status_code
         if status in _RETRIED or status >= 500:
             return _TryAgain(f"status {status} ({said})")
         if status == 404 and "model" in body:
@@ -284,6 +286,15 @@ class VLLMClient:
             return read(json.loads(response.content) if is_json else response.text)
         except (ValueError, KeyError, TypeError, IndexError) as problem:
             raise _TryAgain(f"an answer that cannot be used ({problem})") from None
+
+
+def _said(text: str) -> str:
+    """What a refusal says, in one short line; of a web page, which no vLLM server sends, its title."""
+    if re.match(r"\s*<(!doctype|html|\?xml)", text, re.IGNORECASE):
+        title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+        text = f"a web page{f': {title[1]}' if title else ''}"
+    text = " ".join(text[: 2 * _MOST_SAID].split()) or "no text"
+    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…"
 
 
 def read_completion(answer: Any, drawing: Drawing) -> Completion:

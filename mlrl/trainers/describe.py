@@ -13,6 +13,7 @@ import torch
 import mlrl
 from mlrl.config import TaskArguments, TrainingConfig
 from mlrl.run_folder import RunFolder
+from mlrl.wording import counted
 
 if TYPE_CHECKING:
     from mlrl.trainers.base import Trainer
@@ -65,7 +66,7 @@ def _shown(path: str | Path) -> str:
 
 def _devices(trainer: Trainer) -> str:
     launch, world = trainer.launch, trainer.world
-    device = f"{launch.device.type}, {torch.get_num_threads()} threads"
+    device = f"{launch.device.type}, {counted(torch.get_num_threads(), 'thread')}"
     if world.size == 1:
         return device
     sharding = f", ZeRO-{launch.zero_stage}" if launch.zero_stage else ""

@@ -55,8 +55,12 @@ def evaluate_with_intervals(
     growth: Growth,
     batch_size: int | None = None,
     confidence: float | None = 0.95,
+    drafts: int = 0,
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]], list[RolloutTree]]:
-    """As `evaluate`, with confidence intervals over items (see `jackknife_intervals`) between metrics and trees."""
+    """As `evaluate`, with confidence intervals over items (see `jackknife_intervals`) between metrics and trees.
+
+    The answers of the first `drafts` turns are no results: see `reward_metrics`.
+    """
     if not items:
         raise ConfigError("eval_dataset: it has no rows. Give one with at least one row, or none")
     size = batch_size or len(items)
@@ -64,10 +68,10 @@ def evaluate_with_intervals(
         tree for start in range(0, len(items), size) for tree in collector.collect(items[start : start + size], growth)
     ]
     has_raw = collector.environment.task.reward_processor is not None
-    metrics = reward_metrics(trees, growth, has_raw)
+    metrics = reward_metrics(trees, growth, has_raw, drafts)
     counted = collector.environment.response_metrics(trees)
     metrics |= {f"eval/{name}": total / count for name, (total, count) in counted.items()}
-    own, intervals = collector.world.from_first(lambda: _task_metrics(collector, trees, growth, confidence))
+    own, intervals = collector.world.from_first(lambda: _task_metrics(collector, trees, growth, confidence, drafts))
     metrics.update({f"eval/{k}": v for k, v in own.items()})
     return metrics, intervals, trees
 
@@ -80,19 +84,23 @@ def by_item(trees: Sequence[RolloutTree]) -> list[list[RolloutTree]]:
     return list(groups.values())
 
 
-def reward_metrics(trees: Sequence[RolloutTree], growth: Growth, has_raw: bool) -> dict[str, float]:
-    """Reward and return of every turn over the episodes of an evaluation; raw rewards where a processor is set."""
+def reward_metrics(trees: Sequence[RolloutTree], growth: Growth, has_raw: bool, drafts: int = 0) -> dict[str, float]:
+    """Reward and return of every turn over the episodes of an evaluation; raw rewards where a processor is set.
+
+    Answers of the first `drafts` turns, which every episode goes past, earn no return: an episode's is that of its turn
+    `drafts` + 1, undiscounted.
+    """
     items, metrics = by_item(trees), {}
     for turn in range(len(growth.generations)):
         nodes = [[n for tree in own for n in tree.nodes() if n.turn == turn] for own in items]
         rewards = [[r for n in own for r in n.rewards] for own in nodes]
-        returns = [[r for n in own for r in n.returns(growth.discount)] for own in nodes]
+        returns = _returns(items, max(turn, drafts), growth.discount)
         reached = [flat(own) for own in rewards if own]
         name = f"eval/turn_{turn + 1}"
         if reached:
             metrics[f"{name}/reward_mean"] = _mean([r for own in reached for r in own])
             metrics[f"{name}/reward_stderr"] = _standard_error([_mean(own) for own in reached])
-            metrics[f"{name}/expected_return"] = _mean([r for own in returns for r in flat(own)])
+            metrics[f"{name}/expected_return"] = _mean([r for own in returns for r in own])
             if has_raw:
                 metrics[f"{name}/raw_reward_mean"] = _mean(
                     [r for own in nodes for n in own for r in flat(n.raw_rewards)]
@@ -103,9 +111,17 @@ def reward_metrics(trees: Sequence[RolloutTree], growth: Growth, has_raw: bool) 
     if any(node.reward_failed for node in every):
         metrics["eval/reward_failure_fraction"] = sum(node.reward_failed for node in every) / len(every)
     if growth.generations[0] > 1:
-        best = [max(r for tree in own for r in flat(tree.root.returns(growth.discount))) for own in items]
+        best = [max(own) for own in _returns(items, drafts, growth.discount)]
         metrics[f"eval/return_best@{growth.generations[0]}"] = _mean(best)
     return metrics
+
+
+def _returns(items: Sequence[Sequence[RolloutTree]], turn: int, discount: float) -> list[list[float]]:
+    """Returns from a turn on of the episodes of each item that reached it."""
+    return [
+        [r for tree in own for node in tree.nodes() if node.turn == turn for r in flat(node.returns(discount))]
+        for own in items
+    ]
 
 
 def episodes(tree: RolloutTree) -> list[list[tuple[Node, int]]]:
@@ -124,7 +140,7 @@ def episodes(tree: RolloutTree) -> list[list[tuple[Node, int]]]:
 
 
 def _task_metrics(
-    collector: Collector, trees: Sequence[RolloutTree], growth: Growth, confidence: float | None
+    collector: Collector, trees: Sequence[RolloutTree], growth: Growth, confidence: float | None, drafts: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """What the task's own evaluation functions make of the episodes, and intervals of these and of the rewards."""
     environment, num_agents = collector.environment, len(collector.team.agents)
@@ -150,7 +166,8 @@ def _task_metrics(
     ]
     intervals = {}
     if confidence is not None:
-        intervals = _intervals(environment, trees, [tree.ordinal for tree, _ in played], rows, growth, confidence)
+        ordinals = [tree.ordinal for tree, _ in played]
+        intervals = _intervals(environment, trees, ordinals, rows, growth, confidence, drafts)
     return metrics | environment.callback_metrics(samples), intervals
 
 
@@ -161,6 +178,7 @@ def _intervals(
     rows: Sequence[dict],
     growth: Growth,
     confidence: float,
+    drafts: int,
 ) -> dict[str, tuple[float, float]]:
     """Intervals of the rewards' metrics and of what the task makes of its rows, each of the item `ordinals` says."""
     items, has_raw = by_item(trees), environment.task.reward_processor is not None
@@ -169,7 +187,7 @@ def _intervals(
         rows_of.setdefault(ordinal, []).append(row)
 
     def of_rewards(numbers: Sequence[int]) -> dict[str, float]:
-        return reward_metrics([tree for number in numbers for tree in items[number]], growth, has_raw)
+        return reward_metrics([tree for number in numbers for tree in items[number]], growth, has_raw, drafts)
 
     def of_task(numbers: Sequence[int]) -> dict[str, float]:
         own = [row for number in numbers for row in rows_of.get(items[number][0].ordinal, [])]

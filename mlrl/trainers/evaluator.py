@@ -22,8 +22,9 @@ from mlrl.storage import write_whole
 from mlrl.task import Task
 from mlrl.trainers.data import first_items
 from mlrl.trainers.evaluation import by_item, episodes, evaluate_with_intervals, evaluation_growth
-from mlrl.trainers.protocols import SequentialCollector, as_protocol, protocol_models
+from mlrl.trainers.protocols import DRAFTS, SequentialCollector, as_protocol, protocol_models
 from mlrl.trainers.setup import make_mesh, prepare_team
+from mlrl.wording import counted
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ class Evaluation:
         args, items = self.args, len(by_item(self.trees))
         team = args.agents_dir or ", ".join(args.agents or [args.agent_model or "loaded models"])
         temperature = args.temperature if args.eval_temperature is None else args.eval_temperature
+        episodes_each, turns = counted(args.eval_num_generations, "episode"), counted(args.num_turns, "turn")
         return {
-            "task": f"{self.task.name or 'task'}, {items} items × {args.eval_num_generations} episodes",
+            "task": f"{self.task.name or 'task'}, {counted(items, 'item')} × {episodes_each}",
             "team": team,
             "protocol": args.protocol,
-            "sampling": f"{args.num_turns} turns of up to {args.max_new_tokens} tokens, temperature {temperature:g}",
+            "sampling": f"{turns} of up to {counted(args.max_new_tokens, 'token')}, temperature {temperature:g}",
         }
 
     def write(self, path: str | Path) -> None:
@@ -66,7 +68,7 @@ class Evaluation:
             "metrics": self.metrics,
             "intervals": self.intervals,
             "episodes": [
-                _episode(tree, number, played, self.args.discount)
+                _episode(tree, number, played, self.args.discount, DRAFTS.get(self.args.protocol, 0))
                 for own in by_item(self.trees)
                 for number, (tree, played) in enumerate((tree, path) for tree in own for path in episodes(tree))
             ],
@@ -108,22 +110,16 @@ def evaluate_team(
         for doubt in _other_than_trained(task, trained_as):
             warnings.warn(doubt, stacklevel=2)
     mesh = make_mesh(args, launch, len(models))
-    try:
-        environment = make_environment(task, num_roles, args, per_agent_rewards=True)
-        prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
-    except ConfigError as error:
-        if args.protocol != "single":
-            raise
-        raise ConfigError(
-            f"protocol='single': the task cannot be played so ({error}) One model that writes all roles is "
-            "collaboration_mode centralized."
-        ) from error
+    environment = make_environment(task, num_roles, args, per_agent_rewards=True)
+    prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
     collector = prepared.load(trainable=False, mesh=mesh)
     if args.protocol == "sequential":
         collector = SequentialCollector(collector.team, collector.sampler, collector.environment)
     items = mesh.world.from_first(lambda: first_items(task.eval_dataset, args.eval_num_samples))
     growth = evaluation_growth(args, prepared.prompt_limits)
-    metrics, intervals, trees = evaluate_with_intervals(collector, items, growth, args.eval_batch_size)
+    metrics, intervals, trees = evaluate_with_intervals(
+        collector, items, growth, args.eval_batch_size, drafts=DRAFTS.get(args.protocol, 0)
+    )
     return Evaluation(metrics, intervals, trees, task, args, launch.is_main)
 
 
@@ -143,14 +139,16 @@ def _other_than_trained(task: Task, args: EvaluationConfig) -> list[str]:
     return [f"agents_dir={args.agents_dir!r}: {', '.join(differing)}. --config {file} takes the settings of training"]
 
 
-def _episode(tree: RolloutTree, number: int, played: list[tuple[Node, int]], discount: float) -> dict[str, Any]:
-    """One path from the first turn to the last."""
-    first, joint = played[0]
+def _episode(
+    tree: RolloutTree, number: int, played: list[tuple[Node, int]], discount: float, drafts: int
+) -> dict[str, Any]:
+    """One path from the first turn to the last, with the return of what comes after its drafts."""
+    counted, joint = played[drafts]
     return {
         "item": tree.ordinal,
         "row": tree.item,
         "episode": number,
-        "return": first.returns(discount)[joint],
+        "return": counted.returns(discount)[joint],
         "turns": [_turn(node, joint) for node, joint in played],
     }
 

@@ -28,6 +28,7 @@ from mlrl.trainers.data import Batch, batches
 from mlrl.trainers.metrics import mean_reward, reward_sums
 from mlrl.trainers.preference import PreferenceTrainer
 from mlrl.trainers.reinforce import ReinforceTrainer
+from mlrl.wording import counted
 
 # The trainer of the policy phase; those of the MAREINFORCE family differ by the baseline that the config names.
 _POLICY_TRAINERS: dict[str, type[ReinforceTrainer]] = {"iac": IACTrainer, "maac": MAACTrainer}
@@ -141,7 +142,8 @@ class MARLHFTrainer(PreferenceTrainer):
             self.averager.add_value(f"preference/reward_model/{name}", value)
         held = report.validation.accuracy
         self.console.note(
-            f"reward model of round {round}: accuracy {report.train.accuracy:.3f} on {report.train.num_pairs} pairs"
+            f"reward model of round {round}: accuracy {report.train.accuracy:.3f} on "
+            + counted(report.train.num_pairs, "pair")
             + ("" if held is None else f", {held:.3f} on {report.validation.num_pairs} of items held out")
         )
         self._log_training()

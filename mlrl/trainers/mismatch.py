@@ -6,7 +6,6 @@ The trainer scores every response again at its present weights. These log-probab
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from mlrl.agents import Team
 from mlrl.config import TrainerConfig
 from mlrl.errors import RolloutError
-from mlrl.estimators.mismatch import mismatch, truncated_weights
+from mlrl.estimators.mismatch import mean_without_worst, mismatch, truncated_weights
 from mlrl.trainers.estimate import score
 from mlrl.trainers.metrics import Pairs
 from mlrl.trainers.samples import Sample
@@ -39,15 +38,14 @@ def correct_mismatch(
             weights_T = truncated_weights(ratio_T, args.rollout_is_cap)
             cut = int((ratio_T > args.rollout_is_cap).sum())
             pairs[f"agent_{agent}/rollout_truncated_fraction"] = (cut, len(ratio_T))
-        for sample, logprobs, weights in zip(
-            own, scores, weights_T.split([sample.length for sample in own]), strict=True
-        ):
+        lengths = [sample.length for sample in own]
+        for sample, logprobs, weights in zip(own, scores, weights_T.split(lengths), strict=True):
             sample.old_logprobs = logprobs
             sample.token_weights = None if args.rollout_is_cap is None else weights
         pairs[f"agent_{agent}/rollout_ratio_mean"] = (float(ratio_T.sum()), len(ratio_T))
         pairs[f"agent_{agent}/rollout_kl"] = (float(kl_T.sum()), len(kl_T))
         if bounded:
-            _check(agent, float(kl_T.mean()), args)
+            _check(agent, kl_T, lengths, args)
     return pairs
 
 
@@ -61,7 +59,7 @@ def check_sampler(team: Team, samples: Sequence[Sequence[Sample]], args: Trainer
     """Raises RolloutError as `correct_mismatch` does, and changes nothing."""
     for agent, (own, scores) in enumerate(zip(samples, _scores(team, samples, args), strict=True)):
         _, kl_T = _mismatch(own, scores)
-        _check(agent, float(kl_T.mean()), args)
+        _check(agent, kl_T, [sample.length for sample in own], args)
 
 
 def _scores(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig) -> list[list[torch.Tensor]]:
@@ -75,12 +73,16 @@ def _mismatch(samples: Sequence[Sample], scores: Sequence[torch.Tensor]) -> tupl
     return mismatch(said, torch.cat(list(scores)))
 
 
-def _check(agent: int, kl: float, args: TrainerConfig) -> None:
-    if not has_limit(args) or kl <= args.rollout_kl_limit or not math.isfinite(kl):
-        return  # weights that have diverged are told by their gradients
+def _check(agent: int, kl_T: torch.Tensor, lengths: Sequence[int], args: TrainerConfig) -> None:
+    if not has_limit(args) or not bool(kl_T.isfinite().all()):  # weights that have diverged are told by their gradients
+        return
+    kl = mean_without_worst(kl_T, lengths)
+    if kl <= args.rollout_kl_limit:
+        return
     raise RolloutError(
         f"rollout_kl_limit={args.rollout_kl_limit!r}: the responses of agent {agent} have a mismatch KL of {kl:.3g} a "
-        "token to its weights here, so the server that drew them holds other weights: of another agent, of an earlier "
-        "step, or of another model. Nothing was trained on them. Start the server anew on the same base model, and go "
-        "on with --resume_from_checkpoint; where the two only compute in different precisions, raise the limit"
+        "token to its weights here (the response with most of it aside), so the server that drew them holds other "
+        "weights: of another agent, of an earlier step, or of another model. Nothing was trained on them. Start the "
+        "server anew on the same base model, and go on with --resume_from_checkpoint; where the two only compute in "
+        "different precisions, raise the limit"
     )

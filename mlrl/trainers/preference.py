@@ -29,6 +29,7 @@ from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import append_jsonl
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
+from mlrl.wording import counted
 
 
 @dataclass
@@ -220,9 +221,10 @@ class PreferenceTrainer(Trainer):
         return 0 if dataset is None else None
 
     def _describe(self) -> dict[str, Any]:
-        size = f"{len(self.task.train_dataset)} items × {self.args.preference_num_candidates} candidates"
-        bound = "" if self.args.max_steps is None else f", at most {self.args.max_steps} steps"
-        return super()._describe() | {"steps": f"{len(self.rounds)} rounds, {size} each{bound}"}
+        items = counted(len(self.task.train_dataset), "item")
+        size = f"{items} × {counted(self.args.preference_num_candidates, 'candidate')}"
+        bound = "" if self.args.max_steps is None else f", at most {counted(self.args.max_steps, 'step')}"
+        return super()._describe() | {"steps": f"{counted(len(self.rounds), 'round')}, {size} each{bound}"}
 
     def take_steps(self, batches: Iterator[Batch], log_all: bool = False) -> None:
         """The steps of a phase from where it stands, with the evaluations, log lines and checkpoints between them.

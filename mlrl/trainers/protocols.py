@@ -9,7 +9,8 @@
 | `discussion` | all at once; then each reads the others' answers and answers again, which is the second of two turns |
 
 Everyone keeps the task's own prompt of its role. Rewards and metrics are the task's. What a protocol fixes (turns,
-agents, feedback, early ends) it takes from no setting.
+agents, feedback, early ends) it takes from no setting. The first answers of a discussion are drafts: their rewards are
+reported as those of turn 1, and are part of no return and no best of n.
 """
 
 import dataclasses
@@ -17,9 +18,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlrl.calling import function_name
 from mlrl.config import EvaluationConfig
 from mlrl.errors import ConfigError
 from mlrl.prompts import Prompt
+from mlrl.rewards import bind_reward
 from mlrl.rollout.collect import Collector, Growth
 from mlrl.rollout.sampler import Request
 from mlrl.rollout.tree import Node, RolloutTree
@@ -27,16 +30,19 @@ from mlrl.task import Task
 
 TURNS = {"parallel": 1, "sequential": 1, "discussion": 2}
 """Turns of the protocols that fix them"""
+DRAFTS = {"discussion": 1}
+"""Turns before the answer that counts: what is written in them earns no return"""
 
 
 def as_protocol(task: Task, args: EvaluationConfig) -> tuple[Task, EvaluationConfig]:
     """Task and settings as the protocol plays them.
 
     Raises:
-        ConfigError: a flag asks for something else than the protocol fixes.
+        ConfigError: a flag asks for something else than the protocol fixes, or one agent cannot do the task.
     """
     fixed: dict[str, Any] = {}
     if args.protocol == "single":
+        _check_alone(task)
         fixed = {"num_agents": 1, "agents": args.agents and args.agents[:1]}
     elif args.protocol in TURNS:
         # without the reward that training sees: nobody there to say that an answer is good enough
@@ -62,14 +68,40 @@ def protocol_models(models: Sequence[Any], args: EvaluationConfig) -> list[Any]:
     """
     if args.protocol == "single":
         if any(model is not models[0] and model != models[0] for model in models):
-            raise ConfigError(
-                f"protocol='single': {len(models)} models are given, and one agent does the whole task. Give one "
-                "agent_model, such as agent_0 of a run."
-            )
+            given, remedy = f"{len(models)} models are given", "Give one agent_model."
+            if args.agents_dir is not None:
+                given = f"{args.agents_dir} holds {len(models)} agents"
+                remedy = f"Choose one, such as --agents {models[0]}, in place of agents_dir."
+            raise ConfigError(f"protocol='single': {given}, and one agent does the whole task. {remedy}")
         return list(models[:1])
     if args.protocol in TURNS and len(models) < 2:
         raise ConfigError(f"protocol={args.protocol!r}: num_agents is 1, and this is for several. Give 2 or more.")
     return list(models)
+
+
+def _check_alone(task: Task) -> None:
+    """Raises ConfigError where prompts or reward of a task are for several agents only."""
+    formatters = task.formatters
+    if isinstance(formatters, list | tuple) and len(formatters) > 1:
+        names = ", ".join(map(function_name, formatters))
+        problem = f"has {len(formatters)} formatters ({names}), one an agent"
+    elif not _takes(task, 1) and any(_takes(task, number) for number in range(2, 9)):
+        problem = f"has a reward_func ({function_name(task.reward_func)}) of the answers of several agents"
+    else:
+        return
+    raise ConfigError(
+        f"protocol='single': one agent cannot do task {task.name or 'task'}, which {problem}. Give the task one "
+        "formatter, which asks a single agent for everything, and a reward_func that takes one list of answers too; or "
+        "leave the protocol out and give --collaboration_mode centralized, where one model writes all agents' answers."
+    )
+
+
+def _takes(task: Task, num_agents: int) -> bool:
+    try:
+        bind_reward(task.reward_func, num_agents)
+    except ConfigError:
+        return False
+    return True
 
 
 def discuss(

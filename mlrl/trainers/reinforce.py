@@ -28,6 +28,7 @@ from mlrl.trainers.mismatch import correct_mismatch
 from mlrl.trainers.policy_update import PolicyUpdate
 from mlrl.trainers.records import write_nodes
 from mlrl.trainers.samples import Sample, make_samples
+from mlrl.wording import counted
 
 
 class ReinforceTrainer(Trainer):
@@ -174,10 +175,10 @@ class ReinforceTrainer(Trainer):
 
 def describe_rollouts(args: TrainerConfig) -> str:
     """Size of a step in words, and whether the task had a say in it."""
-    turns = f"{args.num_turns} turn{'s' if args.num_turns > 1 else ''}"
     text = (
-        f"{args.rollout_batch_size} items a step, {turns}, {args.num_generations} generations ({args.joint_mode}) "
-        f"of up to {args.max_new_tokens} tokens"
+        f"{counted(args.rollout_batch_size, 'item')} a step, {counted(args.num_turns, 'turn')}, "
+        f"{counted(args.num_generations, 'generation')} ({args.joint_mode}) "
+        f"of up to {counted(args.max_new_tokens, 'token')}"
     )
     text += ", drawn one step ahead" if args.async_rollouts else ""
     own = ("rollout_batch_size", "num_turns", "num_generations", "joint_mode", "max_new_tokens")

@@ -20,6 +20,7 @@ from mlrl.rollout.vllm import Servers, VLLMSampler
 from mlrl.rollout.vllm_client import GO_ON, VLLMClient
 from mlrl.rollout.vllm_server import ServerSettings, SpawnedServer, check_interpreter, start_servers
 from mlrl.sources import Source
+from mlrl.wording import counted
 
 _PROBE = "The sea is 12 km wide, isn't it?"
 
@@ -48,8 +49,8 @@ def check_servers(args: TrainerConfig, launch: Launch, sources: Sequence[Source]
             raise ConfigError("vllm_devices=None: this run trains on GPUs. Say which GPUs the servers have")
         if len(devices) % count:
             raise ConfigError(
-                f"vllm_devices={args.vllm_devices!r}: {len(devices)} servers for {count} bases (a server holds one). "
-                f"Give {count} or a multiple"
+                f"vllm_devices={args.vllm_devices!r}: {counted(len(devices), 'server')} for {count} bases (a server "
+                f"holds one). Give {count} or a multiple"
             )
         if args.placement == "split" and os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1"):
             raise ConfigError(
@@ -68,8 +69,8 @@ def check_servers(args: TrainerConfig, launch: Launch, sources: Sequence[Source]
         return
     if count > 1 and len(args.vllm_url) != count:
         raise ConfigError(
-            f"vllm_url={args.vllm_url!r}: {len(args.vllm_url)} servers for {count} bases. Give one a base, in the "
-            "order in which the agents name them"
+            f"vllm_url={args.vllm_url!r}: {counted(len(args.vllm_url), 'server')} for {count} bases. Give one a base, "
+            "in the order in which the agents name them"
         )
     if not launch.is_main:
         return

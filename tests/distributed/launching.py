@@ -119,6 +119,7 @@ def launch(
     timeout: float = 120.0,
     options: Sequence[str] = (),
     cwd: Path | None = None,
+    launcher: str = "accelerate.commands.launch",
 ) -> Finished:
     """`accelerate launch … script flags` on one machine, until it ends.
 
@@ -126,12 +127,13 @@ def launch(
         config_file: a launch configuration, default accelerate_configs/cpu.yaml; `processes` and the port, a free one,
             win over it.
         options: further options of `accelerate launch`.
+        launcher: the module that does it, such as the one that launch.sh starts.
         timeout: seconds after which it counts as hanging.
 
     Raises:
         AssertionError: see `Job.finish`.
     """
-    return start(script, flags, processes, config_file, env, options, cwd).finish(timeout)
+    return start(script, flags, processes, config_file, env, options, cwd, launcher).finish(timeout)
 
 
 def start(
@@ -142,9 +144,10 @@ def start(
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     cwd: Path | None = None,
+    launcher: str = "accelerate.commands.launch",
 ) -> Job:
     """As `launch`, without waiting: for a test that disturbs the job. The caller calls `finish` or `kill`."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config_file or CPU]
+    command = [sys.executable, "-m", launcher, "--config_file", config_file or CPU]
     command += ["--num_processes", processes, "--num_machines", 1, "--main_process_port", free_port()]
     return Job([*command, *options, script, *flags], env, cwd)
 

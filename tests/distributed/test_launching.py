@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.distributed.launching import Job, launch, start
+from tests.distributed.launching import CPU, ROOT, Job, launch, start
 
 # no library in these: they are about processes
 PLACE = """
@@ -47,6 +47,42 @@ def test_rank_that_dies_ends_the_job(tmp_path, how):
     assert finished.returncode != 0
     assert time.time() - float(finished.stdout) < 15  # seconds since it died; the other rank would sleep for 60
     assert ("on purpose" in finished.stderr) == ("raise" in how)
+
+
+OURS = "mlrl.parallel.launcher"
+KILLED = "rank 1 was ended by SIGKILL, as by a system that runs out of memory\n"
+ZERO = ROOT / "accelerate_configs/cpu_zero2.yaml"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said", "config"),
+    [
+        ("os._exit(75)", 75, "", CPU),
+        ("os.kill(os.getpid(), 9)", 137, KILLED, CPU),
+        pytest.param("raise ValueError('on purpose')", 1, None, CPU, marks=pytest.mark.slow),
+        pytest.param("os._exit(75)", 75, "", ZERO, marks=pytest.mark.slow),
+        pytest.param("os.kill(os.getpid(), 9)", 137, KILLED, ZERO, marks=pytest.mark.slow),
+    ],
+)
+def test_the_launcher_of_launch_sh_adds_nothing_to_what_a_process_said(tmp_path, how, code, said, config):
+    finished = launch(write(tmp_path, FAIL.format(how=how)), config_file=config, launcher=OURS, timeout=120)
+    assert finished.returncode == code, finished
+    assert time.time() - float(finished.stdout.split()[-1]) < 15
+    if said is None:  # the traceback of Python itself, once
+        assert finished.stderr.count("Traceback") == 1, finished
+        assert finished.stderr.endswith("ValueError: on purpose\n"), finished
+    else:
+        assert finished.stderr == said, finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "code", "said"), [("os._exit(2)", 2, ""), ("os.kill(os.getpid(), 9)", 137, KILLED.replace("1", "0"))]
+)
+def test_the_launcher_of_launch_sh_with_one_process(tmp_path, how, code, said):
+    probe = write(tmp_path, f"import os\n{how}\n")
+    finished = launch(probe, processes=1, options=["--cpu"], launcher=OURS)
+    assert (finished.returncode, finished.stderr) == (code, said), finished
 
 
 @pytest.mark.slow

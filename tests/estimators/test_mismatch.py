@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mlrl.estimators.mismatch import mismatch, truncated_weights
+from mlrl.estimators.mismatch import mean_without_worst, mismatch, truncated_weights
 
 
 def test_by_hand():
@@ -32,6 +32,16 @@ def test_weights_without_a_cap_make_the_mean_unbiased():
     assert float((sampler * truncated_weights(ratio, 100.0) * value).sum()) == pytest.approx(
         float((trainer * value).sum())  # 0.5 − 0.4 + 1.2 = 1.3
     )
+
+
+def test_one_freak_token_does_not_carry_the_mean():
+    # r = e^7: 1096.6 − 1 − 7 = 1088.6, over 6 tokens far above any limit
+    kl = mismatch(torch.zeros(6), torch.tensor([0.0, 7.0, 0.0, 0.5, 0.0, 0.5]))[1]
+    assert float(kl.mean()) > 100
+    # of the sequences of 2, 3 and 1 tokens the first goes; e^0.5 − 1.5 = 0.148721, twice in 4 tokens
+    assert mean_without_worst(kl, [2, 3, 1]) == pytest.approx(2 * 0.148721 / 4, abs=1e-6)
+    assert mean_without_worst(kl, [6]) == pytest.approx(float(kl.mean()))
+    assert mean_without_worst(torch.full((4,), 0.3), [1, 1, 2]) == pytest.approx(0.3)  # wrong weights are in all
 
 
 def test_no_gradient_and_no_overflow():

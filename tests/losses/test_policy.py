@@ -224,13 +224,33 @@ def test_token_weights_scale_each_tokens_gradient(clip_range, level):
     )
     loss = policy_loss(given, PolicyLossSettings(clip_range=clip_range, importance_level=level)).loss
     loss.backward()
-    # sequence level: one weight, the mean (2 + 0.5)/2 = 1.25, for both tokens of the first sequence
-    first = [1.25, 1.25] if level == "sequence" else [2.0, 0.5]
-    assert logprobs_T.grad.tolist() == pytest.approx([-0.5 * 3 * first[0], -0.5 * 3 * first[1], 0.25])
+    assert logprobs_T.grad.tolist() == pytest.approx([-0.5 * 3 * 2.0, -0.5 * 3 * 0.5, 0.25])
     assert weights_T.grad is None  # a fixed factor
     # REINFORCE: −0.5·3·(2·(−1) + 0.5·(−2)) − 1·(−1)·0.25·(−0.5) = 4.5 − 0.125; surrogates at ratio 1:
     # −0.5·3·(2 + 0.5) + 0.25 = −3.5
     assert float(loss.detach()) == pytest.approx(4.375 if clip_range is None else -3.5)
+
+
+@pytest.mark.parametrize("weights", [None, [2.0, 0.5]])
+def test_token_weights_under_a_sequence_ratio(weights):
+    """Token ratios 1.44 and 1: r = √1.44 = 1.2, and each token's gradient is −w·ω_t·r·A, or 0 where r is clipped."""
+    for clip_range, kept in ((0.5, 1.0), (0.1, 0.0)):
+        logprobs_T = torch.tensor([1.44, 1.0], dtype=torch.float64).log().requires_grad_()
+        given = PolicyLossInputs(
+            logprobs_T,
+            torch.tensor([2]),
+            torch.tensor([3.0], dtype=torch.float64),
+            torch.tensor([0.5], dtype=torch.float64),
+            old_logprobs_T=torch.zeros(2, dtype=torch.float64),
+            token_weights_T=None if weights is None else torch.tensor(weights, dtype=torch.float64),
+        )
+        outputs = policy_loss(given, PolicyLossSettings(clip_range=clip_range, importance_level="sequence"))
+        outputs.loss.backward()
+        own = weights or [1.0, 1.0]
+        assert logprobs_T.grad.tolist() == pytest.approx([-0.5 * omega * 1.2 * 3.0 * kept for omega in own])
+        # r or its bound 1.1, times A = 3, w = 0.5 and the sum of ω
+        assert float(outputs.loss.detach()) == pytest.approx(-0.5 * 3.0 * sum(own) * (1.2 if kept else 1.1))
+        assert outputs.clipped_S.tolist() == [2 * (1 - kept)] and outputs.ratio_max == pytest.approx(1.2)
 
 
 def test_token_weights_multiply_the_clipped_term():

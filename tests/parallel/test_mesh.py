@@ -52,7 +52,7 @@ def test_split_agents_have_blocks_in_agent_order():
         ((3, 2, "split"), r"num_processes=3: 3 ranks do not divide among 2 agents.*multiple of 2"),
         ((4, 2, "split", None, {"reference": 1}), r"num_processes=4, 1 of them for reference_ranks: 3 ranks"),
         ((4, 2, "split", [2, 1]), r"ranks_per_agent=\[2, 1\], num_processes=4: adds up to 3 of 4 ranks"),
-        ((4, 2, "split", [4]), r"ranks_per_agent=\[4\]: has 1 values for 2 agents"),
+        ((4, 2, "split", [4]), r"ranks_per_agent=\[4\]: has 1 value for 2 agents"),
         ((2, 2, "shared", [1, 1]), r"ranks_per_agent=\[1, 1\]: placement 'shared'"),
         ((2, 2, "shared", None, {"reference": 2}), r"num_processes=2, 2 of them for reference_ranks: no rank is left"),
     ],

@@ -65,6 +65,25 @@ def test_charts_say_what_is_not_a_number(tmp_path):
     assert chart.notes == ["a · agent 0: 1 of 2 values are NaN or infinite"]
 
 
+def test_only_shares_of_trouble_that_are_zero_everywhere_are_folded(tmp_path):
+    rows = {
+        "turn_1/agent_0/truncated_fraction": (0.0, 0.0),
+        "turn_1/agent_1/truncated_fraction": (0.0, 0.0),
+        "turn_1/agent_0/clip_fraction": (0.0, 0.25),
+        "nonfinite_fraction": (0.0, None),  # not known to be 0
+        "turn_1/reward_mean": (0.0, 0.0),  # a result
+        "eval/solved_fraction": (0.0, 0.0),
+    }
+    for name, values in rows.items():
+        write_run(tmp_path / name.replace("/", "_"), [{"step": i + 1, name: v} for i, v in enumerate(values)])
+    runs = read_runs([tmp_path / name.replace("/", "_") for name in rows])
+    charts = make_charts(make_panels(rows), [Group("all", [run]) for run in runs])
+    assert [chart.panel.title for chart in charts if chart.folded] == ["Truncated responses"]
+    write_run(tmp_path / "later", [{"step": 1, "turn_1/agent_0/truncated_fraction": 0.5}])
+    groups = [Group("all", [run]) for run in [*runs, *read_runs([tmp_path / "later"])]]
+    assert not any(chart.folded for chart in make_charts(make_panels(rows), groups))
+
+
 def panels(*names):
     return {(p.section, p.title): p.metrics for p in make_panels(names)}
 

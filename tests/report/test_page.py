@@ -108,6 +108,19 @@ def test_a_batch_that_was_drawn_during_the_step_before_is_told_by_what_was_waite
     assert re.search(r"waiting for rollouts 0\.5 s \(5 %\)\s*update and other 9\.5 s \(95 %\)", text)
 
 
+def test_shares_that_are_zero_throughout_are_one_line(tmp_path):
+    zero = {"turn_1/agent_0/truncated_fraction": 0.0, "turn_1/agent_0/clip_fraction": 0.0, "nonfinite_fraction": 0.0}
+    folder = write_run(tmp_path / "a", [row | zero for row in curve_rows()])
+    report(folder.path)
+    page = read(folder.path / "report.html")
+    titles = ["Reward", "Policy loss", "Seconds a step"]
+    assert [chart["title"] for chart in json.loads(page.data["curves"])["charts"]] == titles
+    figures = [attributes for tag, attributes in page.elements if tag == "figure"]
+    assert [(figure["aria-label"], figure["data-chart"]) for figure in figures] == list(zip(titles, "012", strict=True))
+    assert "Zero throughout: Truncated responses, Clipped tokens." in page.text
+    assert "Zero throughout: Skipped updates." in page.text
+
+
 def test_texts_of_models_are_data_and_never_run(team):
     report(team / "team-0")
     text = (team / "team-0" / "report.html").read_text(encoding="utf-8")
@@ -183,6 +196,9 @@ def test_curves_as_images(team, kind, start, capsys):
     assert [file.name for file in files] == [f"{name}.{kind}" for name in names]
     assert all(file.read_bytes().startswith(start) for file in files)
     assert not (team / "paper" / "report.html").exists()
+    clean = write_run(team / "clean", [row | {"nonfinite_fraction": 0.0} for row in curve_rows()])
+    report(clean.path, "--report", kind)
+    assert "nonfinite_fraction" not in {file.stem for file in (clean.path / "figures").iterdir()}
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):

@@ -229,6 +229,20 @@ def test_what_does_not_pass_ends_all_at_once(tiny_llama, team):
             assert len(server.of(COMPLETIONS)) <= most
 
 
+def test_what_a_refusal_says_is_cut_to_a_short_line(tiny_llama):
+    page = f"<!DOCTYPE html>\n<html><head>\n<title>404 Not\n Found</title><style>{'p {} ' * 999}</style></head></html>"
+    for answer, said in (
+        (page, "(a web page: 404 Not Found)"),
+        (f"  <html>{'<p>' * 999}", "(a web page)"),
+        ({"error": "no room " * 99}, f'({{"error": "{("no room " * 99)[:188]}…)'),  # {"error": " are 11 characters, … 1
+        ("", "(no text)"),
+    ):
+        with FakeVLLM(tiny_llama, fault=lambda number, route, body, answer=answer: (404, answer)) as server:
+            with pytest.raises(RolloutError) as raised:
+                VLLMClient(server.url).models()
+            assert str(raised.value) == f"vllm_url={server.url!r}: /v1/models was refused with status 404 {said}"
+
+
 def test_a_server_that_dies(tiny_llama, team):
     server = FakeVLLM(tiny_llama)
     sampler = sampler_of(team, server)

@@ -290,7 +290,7 @@ BAD_INPUT = [  # script, words, exit code, what the one line must hold
         "magrpo",
         ["--task", "wrong.py", "--rollout_batch_size", "1"],
         1,
-        ["[0.5]", "1 rewards for 2", "item 0", "turn 0"],
+        ["[0.5]", "1 reward for 2", "item 0", "turn 0"],
     ),
     ("magrpo", ["--task", "wrong.py", "--rollout_batch_size", "2"], 1, ["item 1, turn 0", "max_prompt_tokens"]),
 ]

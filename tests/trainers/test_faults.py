@@ -41,7 +41,7 @@ def metrics() -> list[dict]:
 @pytest.mark.parametrize(  # all kinds are in tests/test_rewards.py
     ("value", "parts"),
     [
-        ([1.0], ["1 rewards for 2 joint responses"]),
+        ([1.0], ["1 reward for 2 joint responses"]),
         (None, ["returned=None"]),
         ([1.0, float("nan")], ["returned[1]=nan", "not a finite number"]),
         (["1.0", "0.0"], ["returned[0]='1.0'", "not a number"]),
@@ -70,7 +70,7 @@ def test_a_type_error_of_the_users_own_code_reaches_the_user(tiny_llama):
 
 def test_a_transition_that_returns_too_few_prompts(tiny_llama):
     trainer = make(tiny_llama, {"num_turns": 2}, external_transition=lambda agent_completions: ["only one"])
-    with pytest.raises(TaskError, match="external_transition returned=.*only one.*1 prompts for num_agents=2 .item 0"):
+    with pytest.raises(TaskError, match="external_transition returned=.*only one.*1 prompt for num_agents=2 .item 0"):
         trainer.train()
 
 

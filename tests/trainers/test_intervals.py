@@ -14,6 +14,11 @@ from mlrl.trainers.intervals import jackknife_intervals, student_quantile
         (10, 0.95, 2.2281),
         (100, 0.95, 1.9840),
         (5, 0.9, 2.0150),
+        (1000, 0.95, 1.9623),
+        (1001, 0.95, 1.9623),
+        (10**6, 0.95, 1.95997),  # 1.959964 + (1.959964³ + 1.959964)/4e6
+        (10**9, 0.95, 1.95996),
+        (10**9, 0.99, 2.57583),
     ],
 )
 def test_student_quantiles(degrees, confidence, value):
@@ -29,10 +34,10 @@ def test_the_interval_of_a_mean_is_the_textbook_one():
 
 def test_the_interval_of_a_ratio():
     hits, tries = [1, 0, 3], [2, 1, 3]
-    statistic = lambda items: {"rate": sum(hits[i] for i in items) / sum(tries[i] for i in items)}  # noqa: E731
+    statistic = lambda items: {"a_try": sum(hits[i] for i in items) / sum(tries[i] for i in items)}  # noqa: E731
     # 4/6; without one each: 3/4, 4/5, 1/3, mean 0.627778; squares .014938 .029660 .086698, sum .131296
     # standard error √(2/3 · .131296) = .295855; t of 2 degrees 4.302653
-    low, high = jackknife_intervals(statistic, 3)["rate"]
+    low, high = jackknife_intervals(statistic, 3)["a_try"]
     assert (low, high) == pytest.approx((4 / 6 - 1.272961, 4 / 6 + 1.272961), abs=1e-4)
 
 
@@ -41,8 +46,25 @@ def test_metrics_without_an_interval():
         own = {"same": 2.0, "undefined": math.nan}
         return own | ({"rare": 1.0} if 0 in items else {})
 
-    assert jackknife_intervals(statistic, 3) == {"same": (2.0, 2.0)}
+    assert jackknife_intervals(statistic, 3) == {}  # of the same value too: it would be (2, 2)
     assert jackknife_intervals(statistic, 1) == {}
+    tenths = [0.1, 0.3 - 0.2, 0.1]  # the same but for rounding, which is no spread
+    assert tenths[0] != tenths[1]
+    assert jackknife_intervals(lambda items: {"mean": sum(tenths[i] for i in items) / len(items)}, 3) == {}
+
+
+def test_rates_end_at_0_and_1_and_nothing_else_does():
+    values = [1.0, 1.0, 1.0, 0.0]
+    names = ("eval/pass@1", "eval/final/pass_rate", "eval/turn_2/reached_fraction", "solved", "eval/in_band")
+    others = ("eval/turn_1/reward_mean", "eval/unsolved", "eval/turn_1/generate", "eval/pass@1_seconds")
+    intervals = jackknife_intervals(
+        lambda items: dict.fromkeys((*names, *others), sum(values[i] for i in items) / len(items)), 4
+    )
+    # mean 3/4, variance (3 · 1/16 + 9/16)/3 = 1/4, standard error 1/4; t of 3 degrees 3.182446: 0.75 ± 0.795612
+    for name in names:
+        assert intervals[name] == (0.0, 1.0)
+    for name in others:
+        assert intervals[name] == pytest.approx((-0.045612, 1.545612), abs=1e-5)
 
 
 def test_of_many_items_groups_are_left_out():

@@ -1,5 +1,7 @@
 """The baselines of evaluation: what each agent sees, what is counted, and which tasks they are for."""
 
+import json
+
 import pytest
 
 from mlrl.config import EvaluationConfig
@@ -8,7 +10,8 @@ from mlrl.rollout.collect import Collector
 from mlrl.task import Environment, Task, load_task
 from mlrl.trainers import evaluate_team
 from mlrl.trainers.evaluation import evaluate_with_intervals, evaluation_growth
-from mlrl.trainers.protocols import SequentialCollector, after_others, as_protocol, discuss, protocol_models
+from mlrl.trainers.intervals import jackknife_intervals
+from mlrl.trainers.protocols import DRAFTS, SequentialCollector, after_others, as_protocol, discuss, protocol_models
 from tests.rollout.fakes import ScriptedSampler, fake_team
 
 ROLE = [{"role": "user", "content": "Your part."}]
@@ -26,7 +29,11 @@ def played(task, args, script, items, num_agents=2):
     environment = Environment(task, num_agents, args.num_turns, args.external_prompt_passthrough)
     collector = kind(team, sampler, environment)
     metrics, intervals, trees = evaluate_with_intervals(
-        collector, list(enumerate(items)), evaluation_growth(args, ()), args.eval_batch_size
+        collector,
+        list(enumerate(items)),
+        evaluation_growth(args, ()),
+        args.eval_batch_size,
+        drafts=DRAFTS.get(args.protocol, 0),
     )
     return metrics, intervals, trees, sampler
 
@@ -84,7 +91,7 @@ def test_one_after_the_other():
     assert [tree.root.rewards for tree in trees] == [[4.0], [6.0], [4.0], [6.0]]
     assert metrics["eval/turn_1/reward_mean"] == 5 and metrics["eval/turn_1/reward_stderr"] == 0  # both items: 4 and 6
     assert metrics["eval/return_best@2"] == 6
-    assert intervals["eval/turn_1/reward_mean"] == (5, 5)
+    assert "eval/turn_1/reward_mean" not in intervals  # the items agree
     assert not any(name.startswith("eval/turn_2") for name in metrics)
 
 
@@ -110,6 +117,21 @@ def test_all_at_once_and_a_discussion(batch_size):
     assert child.prompts[0].reused > 0  # the chat goes on
 
 
+def test_drafts_of_a_discussion_are_no_results():
+    def script(ordinal, path, agent, k):
+        lengths = {(): [9, 1], (0,): [2], (1,): [5]}[path]  # the best draft leads to the worst answer
+        return "x" * (lengths[k] + ordinal)
+
+    args = settings("discussion", discount=0.5)
+    metrics, intervals, _, _ = played(simple_task(), args, script, [{"prompt": "a"}, {"prompt": "b"}])
+    # two agents: drafts 18 and 2, answers 4 and 10; of the second item 20, 4 and 6, 12
+    assert metrics["eval/turn_1/reward_mean"] == (18 + 2 + 20 + 4) / 4
+    assert metrics["eval/turn_2/reward_mean"] == 8
+    assert metrics["eval/turn_1/expected_return"] == metrics["eval/turn_2/expected_return"] == (4 + 10 + 6 + 12) / 4
+    assert metrics["eval/return_best@2"] == (10 + 12) / 2
+    assert sum(intervals["eval/return_best@2"]) / 2 == pytest.approx(11)
+
+
 def test_the_intervals_of_what_the_task_logs():
     def script(ordinal, path, agent, k):
         return ["x", "xx"][ordinal] if k == 0 else "x"
@@ -133,7 +155,7 @@ def test_an_aggregator_that_needs_every_item_costs_its_own_intervals_alone():
 
     items = [{"prompt": "a"}, {"prompt": "b"}]
     task = simple_task(eval_logger=log, eval_aggregator=aggregate)
-    metrics, intervals, _, _ = played(task, settings("parallel"), lambda *key: "x", items)
+    metrics, intervals, _, _ = played(task, settings("parallel"), lambda item, *key: "x" * (1 + item), items)
     assert metrics["eval/share"] == 1 and "eval/share" not in intervals
     assert "eval/turn_1/reward_mean" in intervals
 
@@ -165,6 +187,13 @@ NOT_ALONE = {"length_ratio"}
 @pytest.mark.parametrize("protocol", ["single", "parallel", "sequential", "discussion"])
 def test_every_shipped_task_by_every_protocol(name, protocol, monkeypatch):
     monkeypatch.setattr("mlrl.tasks.humaneval.packaged_file", lambda: None)
+    without_an_item = set()
+
+    def spy(statistic, num_items, confidence):
+        without_an_item.update(statistic([1]))
+        return jackknife_intervals(statistic, num_items, confidence)
+
+    monkeypatch.setattr("mlrl.trainers.evaluation.jackknife_intervals", spy)
     task = load_task(name, SHIPPED[name])
     num_agents = 1 if protocol == "single" else 2
     if protocol == "single" and name in NOT_ALONE:
@@ -174,11 +203,11 @@ def test_every_shipped_task_by_every_protocol(name, protocol, monkeypatch):
     turns = {"num_turns": 2} if protocol == "single" and task.external_transition else {}
     args = settings(protocol, **turns)
     items = [dict(task.eval_dataset[number]) for number in range(2)]
-    metrics, intervals, trees, _ = played(task, args, lambda ordinal, path, agent, k: "no", items, num_agents)
+    metrics, _, trees, _ = played(task, args, lambda ordinal, path, agent, k: "no", items, num_agents)
     last = 2 if turns or protocol == "discussion" else 1
     assert f"eval/turn_{last}/reward_mean" in metrics and f"eval/turn_{last + 1}/reward_mean" not in metrics
     own = [key for key in metrics if not key.startswith("eval/return_") and "reward_" not in key]
-    assert set(own) & set(intervals)
+    assert set(own) & without_an_item
     texts = [prompt.content[-1]["content"] for tree in trees for node in tree.nodes() for prompt in node.prompts]
     told = sum("of your team" in text and ":\nno" in text for text in texts)
     # 2 items × 2 episodes: the second agent of each; both agents' second prompts
@@ -205,21 +234,26 @@ def test_what_a_protocol_fixes():
     assert as_protocol(task, settings("team", num_turns=3))[0] is task
 
 
-def test_who_plays():
+def test_who_plays(tmp_path):
     assert protocol_models(["x", "x"], settings("single")) == ["x"]
     assert protocol_models(["x", "y"], settings("team")) == ["x", "y"]
     with pytest.raises(ConfigError, match="protocol='single': 2 models are given"):
         protocol_models(["x", "y"], settings("single"))
+    (tmp_path / "agent_0").mkdir()
+    (tmp_path / "agent_1").mkdir()
+    saved = settings("single", agent_model=None, agents_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"{tmp_path} holds 2 agents.* --agents {tmp_path}/agent_0"):
+        protocol_models([f"{tmp_path}/agent_0", f"{tmp_path}/agent_1"], saved)
     for protocol in ("parallel", "sequential", "discussion"):
         with pytest.raises(ConfigError, match=f"protocol='{protocol}': num_agents is 1"):
             protocol_models(["x"], settings(protocol))
-    with pytest.raises(ConfigError, match="protocol='single': collaboration_mode is 'centralized'"):
+    with pytest.raises(ConfigError, match="collaboration_mode='centralized': .* protocol single .*Leave one of"):
         settings("single", collaboration_mode="centralized")
     with pytest.raises(ConfigError, match="protocol='debate'"):
         settings("debate")
 
 
-def test_through_evaluate_team(tiny_llama):
+def test_through_evaluate_team(tiny_llama, tmp_path):
     few = {"eval_num_samples": 2, "eval_num_generations": 2, "max_new_tokens": 4, "max_prompt_tokens": 200}
     few |= {"agent_model": tiny_llama, "num_agents": 3}
     results = {}
@@ -227,9 +261,34 @@ def test_through_evaluate_team(tiny_llama):
         results[protocol] = evaluate_team(simple_task(), EvaluationConfig(protocol=protocol, **few))
         assert results[protocol].args.protocol == protocol
         assert results[protocol].describe()["task"].endswith("2 items × 2 episodes")
+        turns = "2 turns" if protocol == "discussion" else "1 turn"
+        assert results[protocol].describe()["sampling"].startswith(f"{turns} of up to 4 tokens")
     assert [len(e.trees) for e in results.values()] == [2, 2, 4, 2]
     assert [len(e.trees[0].root.prompts) for e in results.values()] == [1, 3, 3, 3]
     assert results["discussion"].trees[0].root.rewards == results["parallel"].trees[0].root.rewards
-    with pytest.raises(ConfigError, match="protocol='single': the task cannot be played so .*2 formatters"):
-        prompts = [lambda item: "a", lambda item: "b"]
-        evaluate_team(simple_task(formatters=prompts), EvaluationConfig(protocol="single", **few | {"num_agents": 2}))
+    results["discussion"].write(tmp_path / "discussion.json")
+    for episode in json.loads((tmp_path / "discussion.json").read_text())["episodes"]:
+        assert episode["return"] == episode["turns"][1]["reward"]  # of the answer, not of the draft
+
+
+def test_tasks_that_are_not_for_one_agent():
+    def brief(item):
+        return "a"
+
+    def detailed(item):
+        return "b"
+
+    alone = EvaluationConfig(protocol="single", agent_model="unused")
+    # what the message names is a way that is open: the protocol left out, and no word of how a function prints
+    open_way = "leave the protocol out and give --collaboration_mode centralized"
+    with pytest.raises(ConfigError, match=rf"has 2 formatters \(brief, detailed\), one an agent\. .*{open_way}"):
+        evaluate_team(simple_task(formatters=[brief, detailed]), alone)
+    with pytest.raises(ConfigError, match=rf"task length_ratio, which has a reward_func \(reward\) .*{open_way}"):
+        evaluate_team(load_task("length_ratio"), alone)
+    with pytest.raises(ConfigError, match=r"^formatters=\[brief, detailed\]: 2 formatters for num_agents=3\."):
+        Environment(simple_task(formatters=[brief, detailed]), 3)
+
+
+def test_what_is_no_fault_of_the_protocol_is_not_laid_on_it():
+    with pytest.raises(ConfigError, match="^agent_model='./absent': there is no folder"):
+        evaluate_team(simple_task(), EvaluationConfig(protocol="single", agent_model="./absent"))

@@ -57,7 +57,7 @@ def logged(run="mine"):
 # ------------------------------------------------------------------------------------------------------------- training
 def test_steps_on_a_server_agree_with_the_trainer_at_every_sync(tiny_llama):
     with FakeVLLM(tiny_llama) as server:
-        make(tiny_llama, server, num_generations=3).train()
+        make(tiny_llama, server, num_generations=3, profile=True).train()
         loads = [body["lora_name"].split(".")[0] for body in server.of("/v1/load_lora_adapter") if body]
         assert loads == ["agent_0@1", "agent_1@1", "agent_0@2", "agent_1@2"] and server.adapters == {}
     for line in logged():
@@ -65,6 +65,8 @@ def test_steps_on_a_server_agree_with_the_trainer_at_every_sync(tiny_llama):
             assert line[f"agent_{agent}/rollout_ratio_mean"] == pytest.approx(1.0, abs=1e-3)
             assert 0 <= line[f"agent_{agent}/rollout_kl"] < 1e-6
             assert line[f"agent_{agent}/rollout_truncated_fraction"] == 0.0
+    for line in Path("runs/mine/profile/rank_0.jsonl").read_text().splitlines()[:2]:
+        assert {"sampling/servers", "sampling/weights to servers"} <= json.loads(line)["seconds"].keys()
     assert not any(Path("runs/mine/sampling").glob("agent_*"))
     for agent in (0, 1):  # and something was learned
         weights = load_file(f"runs/mine/agents/agent_{agent}/adapter_model.safetensors")
@@ -87,6 +89,20 @@ def test_swapped_adapters_are_caught_and_not_trained_on(tiny_llama, monkeypatch)
             trainer.train()
     after = [parameter for agent in trainer.team.agents for parameter in agent.parameters]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_one_freak_token_ends_no_run(tiny_llama):
+    def freak(route, answer):
+        if route == "/v1/completions" and not seen:
+            logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
+            logprobs[0] -= 9.0  # e^9 − 1 − 9 = 8093
+            seen.append(logprobs[0])
+        return answer
+
+    seen = []
+    with FakeVLLM(tiny_llama, alter=freak) as server:
+        make(tiny_llama, server).train()
+    assert seen and max(logged()[0][f"agent_{agent}/rollout_kl"] for agent in (0, 1)) > 100
 
 
 def test_weights_are_the_capped_ratios_and_enter_the_loss(tiny_llama):
@@ -190,7 +206,7 @@ def test_servers_are_looked_at_before_weights_are_read(tiny_llama, tiny_qwen2, m
     with FakeVLLM(tiny_llama, lora=False) as server:
         refused("takes no adapters.*--enable-lora", tiny_llama, server)
         refused("takes no weights.*VLLM_SERVER_DEV_MODE", tiny_llama, server, tuning="full", num_agents=1)
-        refused("1 servers for 2 bases", tiny_llama, server, tuning="full")
+        refused("1 server for 2 bases", tiny_llama, server, tuning="full")
     with FakeVLLM(tiny_llama, dev_mode=True, device="cpu") as server:
         refused("vllm_url=.*tied to the embedding.*lora", tiny_llama, server, tuning="full", num_agents=1)
     with FakeVLLM(tiny_llama, max_model_len=8) as server:

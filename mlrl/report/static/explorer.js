@@ -21,6 +21,7 @@
   const plain = (value) => (value == null ? "–" : String(Number(value.toPrecision(3))));
   const number = (value) => (Array.isArray(value) ? value.map(plain).join(" / ") : plain(value));
   const signed = (value) => (value > 0 ? "+" : "") + plain(value);
+  const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
   const key = (path) => path.join(",");
   const starts = (branch, path) => path.every((joint, turn) => branch[turn] === joint);
   const several = () => tree.best_reward !== tree.worst_reward;
@@ -33,7 +34,7 @@
     const groups = ["train", "eval"].map((split) => {
       const own = index[runs.value].steps.map((entry, place) => [entry, place]).filter(([entry]) => entry.split === split);
       return own.length && make("optgroup", { label: split === "train" ? "training" : "evaluation" },
-        ...own.map(([entry, place]) => make("option", { value: place }, `${split === "eval" ? "evaluation at " : ""}step ${entry.step} · ${entry.trees} of ${entry.total} trees`)));
+        ...own.map(([entry, place]) => make("option", { value: place }, `${split === "eval" ? "evaluation at " : ""}step ${entry.step} · ${entry.trees} of ${counted(entry.total, "tree")}`)));
     });
     steps.replaceChildren(...groups.filter(Boolean));
     const training = index[runs.value].steps.filter((entry) => entry.split === "train");
@@ -133,7 +134,7 @@
 
   // ---- the texts ----
   function shown(text) {
-    return text.trim() ? make("pre", {}, text) : make("em", {}, text ? `(only white space, ${text.length} characters)` : "(empty)");
+    return text.trim() ? make("pre", {}, text) : make("em", {}, text ? `(only white space, ${counted(text.length, "character")})` : "(empty)");
   }
   function content(prompt) {
     if (!Array.isArray(prompt)) return [shown(String(prompt))];
@@ -147,7 +148,7 @@
       node.returns.length > 1 ? ` · mean return of this node ${plain(mean(node.returns.map(mean)))}` : "");
     const agents = node.joints[joint].map((k, agent) => {
       const text = node.responses[agent][k], advantage = node.advantages?.[agent]?.[k];
-      return make("article", {}, make("h4", {}, `Agent ${agent}`, make("small", {}, ` response ${k} · ${node.token_counts[agent][k]} tokens${advantage == null ? "" : ` · advantage ${signed(advantage)}`}`),
+      return make("article", {}, make("h4", {}, `Agent ${agent}`, make("small", {}, ` response ${k} · ${counted(node.token_counts[agent][k], "token")}${advantage == null ? "" : ` · advantage ${signed(advantage)}`}`),
         node.truncated[agent][k] ? make("span", { class: "badge" }, "truncated") : null),
         make("p", { class: "label" }, "prompt"), make("div", { class: "text prompt", tabindex: "0" }, ...content(node.prompts[agent])),
         make("p", { class: "label" }, "response"), make("div", { class: "text response", tabindex: "0" }, shown(text)));
