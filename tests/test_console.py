@@ -71,7 +71,7 @@ def test_unknown_totals_and_absent_numbers():
     console.start(None, None)
     console.step(step=1, items=4, env_step=8, reward=float("nan"), tokens_per_s=None)
     console.step(step=2, items=8, env_step=16, reward=None, tokens_per_s=3.0)
-    assert step_lines(file)[0] == "step 1 | items 4 | env_step 8 | reward - | - tokens/s overall | ETA -"
+    assert step_lines(file)[0] == "step 1 | items 4 | env_step 8 | reward - | ETA -"
     assert "reward - | 3.000 tokens/s overall" in step_lines(file)[1]
 
 
