@@ -321,10 +321,11 @@ def test_a_run_goes_on_under_another_layout(folder, processes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("processes", [2, 4])
-def test_every_layout_agrees_with_one_process(folder, processes):
-    layouts = [one for one in every_layout(processes) if one not in FAST[processes]]
-    run_alone(folder, [one["kind"] for one in layouts])
+def test_every_layout_agrees_with_one_process(folder, processes, kind):
+    layouts = [one for one in every_layout(processes) if one["kind"] == kind and one not in FAST[processes]]
+    run_alone(folder, [kind])
     run(folder, layouts, processes)
     for one in layouts:
         assert_same(folder, processes, one)
