@@ -247,13 +247,13 @@ def test_absent_config_file_is_one_line(bin_path):
 
 def is_tests(call: str) -> bool:
     """Whether a call of Python, and nothing else, starts the tests."""
-    return re.fullmatch(r"-m pytest -n \d+ --dist loadfile\n?", call) is not None
+    return re.fullmatch(r"-m pytest -n \d+ --dist loadfile --no-loadscope-reorder\n?", call) is not None
 
 
 def test_test_and_help(dry_run, bin_path):
     settings, command = dry_run("test", "-k", "two words")
     assert command[:4] == [f"{ROOT}/.venv/bin/python", "-m", "pytest", "-n"]
-    assert command[5:] == ["--dist", "loadfile", "-k", "two words"]
+    assert command[5:] == ["--dist", "loadfile", "--no-loadscope-reorder", "-k", "two words"]
     workers, threads = int(command[4]), int(settings["OMP_NUM_THREADS"])
     assert 1 <= workers <= 4 and threads >= 1
     usage = subprocess.run([ROOT / "launch.sh", "--help"], env=environment(), capture_output=True, text=True)
