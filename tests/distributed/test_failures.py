@@ -74,6 +74,7 @@ def test_a_killed_rank_ends_the_job(tiny_llama, tmp_path, victim):
     assert done.returncode != 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_usable_run_folder(tiny_llama, tmp_path):
     job = start(
         "train/magrpo.py", flags(tmp_path, tiny_llama, "time.sleep(0.1)", "--num_train_epochs", "1000"), processes=2

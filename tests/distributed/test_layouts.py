@@ -144,7 +144,6 @@ FAST = {
         layout("tree", 3, **SPLIT, ranks_per_agent=[3, 1]),
         layout("mixed", 3, **SPLIT, ranks_per_agent=[1, 2, 1]),
         layout("full_kl", 3, **SPLIT, reference_ranks=2),
-        layout("iac", 3, **SPLIT, critic_ranks=2),
     ],
 }
 
