@@ -9,11 +9,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any, TypeVar
 
 from mlrl.call_processes import CallProcesses, Died, Late, Unsendable
 from mlrl.calling import BoundCall
+from mlrl.daemon_threads import DaemonThreads
 
 P, R = TypeVar("P"), TypeVar("R")
 
@@ -55,15 +56,16 @@ class LimitedCalls:
         if self._pool is None or len(pieces) < 2:
             return [function(piece) for piece in pieces]
         self._stopping = False
-        with ThreadPoolExecutor(min(self.processes, len(pieces)), thread_name_prefix="mlrl-calls") as threads:
+        with DaemonThreads(min(self.processes, len(pieces)), "mlrl-calls") as threads:
+            results = [threads.submit(function, piece) for piece in pieces]
             try:
-                results = [threads.submit(function, piece) for piece in pieces]
                 done, waiting = wait(results, return_when=FIRST_EXCEPTION)
                 return [result.result() for result in (results if not waiting else done)]
             except BaseException:
                 self._stopping = True
-                threads.shutdown(wait=False, cancel_futures=True)
+                threads.end()
                 self._pool.stop()
+                wait(results)  # which is soon, with their processes killed
                 raise
 
     def _call(self, number: int, values: Sequence[Any], named: Mapping[str, Any]) -> Any:

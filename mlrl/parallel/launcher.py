@@ -38,9 +38,13 @@ def report(ends: Sequence[tuple[int, int, int]]) -> int:
 
     Args:
         ends: of each rank that failed the time in seconds, the rank, and exit code or negative signal number. Those
-            that were still running then got a SIGTERM from the launcher, which is no failure of theirs.
+            that were still running then got a SIGTERM from the launcher, which is no failure of theirs. In the same
+            second an abort is what libraries do when a peer has failed.
     """
-    _, rank, code = min(ends, key=lambda end: (end[2] == -signal.SIGTERM, end[0], end[2] >= 0, end[1]))
+    order = {-signal.SIGABRT: 2}  # of those in one second; other signals 0, exit codes 1
+    _, rank, code = min(
+        ends, key=lambda end: (end[2] == -signal.SIGTERM, end[0], order.get(end[2], int(end[2] >= 0)), end[1])
+    )
     if code >= 0:
         return code
     hint = ", as by a system that runs out of memory" if code == -signal.SIGKILL else ""

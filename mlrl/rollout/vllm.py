@@ -21,13 +21,14 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from mlrl.daemon_threads import DaemonThreads
 from mlrl.errors import RolloutError
 from mlrl.parallel.group import spread
 from mlrl.profiling import span
@@ -273,16 +274,16 @@ class VLLMSampler:
             return client.complete(drawing, stop)
 
         clients = {id(client): client for _, client, _ in work}.values()
-        with ThreadPoolExecutor(min(len(work), sum(client.max_concurrency for client in clients))) as pool:
-            futures = [pool.submit(draw, client, drawing) for _, client, drawing in work]
+        count = min(len(work), sum(client.max_concurrency for client in clients))
+        with DaemonThreads(count, "mlrl-drawing") as threads:
+            futures = [threads.submit(draw, client, drawing) for _, client, drawing in work]
             try:
                 for future in as_completed(futures):
                     completion = future.result()
                     if on_tokens is not None:
                         on_tokens(len(completion.token_ids))
-            except BaseException:  # also where the user interrupts: nothing waits on a back-off
+            except BaseException:  # also where the user interrupts: nothing waits on a back-off or an answer
                 stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return [future.result() for future in futures]
 

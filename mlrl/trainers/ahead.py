@@ -7,26 +7,24 @@ Step t, which begins with weights θ_t:
     learn   θ_t → θ_{t+1} from batch t, every token weighted by π(θ_t) / μ(θ_{t−1}) (`mlrl.trainers.mismatch`)
 
 Weights are sent when nothing is being drawn, so servers hold those of one step, and of two only while they are sent.
-Formatters, rewards and transitions run in the second thread, one call after another as ever; evaluations and
-checkpoints wait for it, and a checkpoint holds the trees. With several ranks each has such a thread, and these speak
-to one another over connections of their own.
+In training, formatters, rewards and transitions run in the second thread from the first batch on, one call after
+another as ever. Evaluations, which run in the main thread, and checkpoints wait for it, and a checkpoint holds the
+trees. With several ranks each has such a thread, and these speak to one another over connections of their own.
 """
 
 from __future__ import annotations
 
 import json
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from mlrl.config import TrainerConfig
+from mlrl.daemon_threads import DaemonThreads
 from mlrl.rollout.collect import CollectionCost, Collector, Growth
 from mlrl.rollout.stored import stored_tree, tree_record
 from mlrl.rollout.tree import RolloutTree
@@ -36,6 +34,7 @@ from mlrl.trainers.mismatch import check_sampler, has_limit
 from mlrl.trainers.samples import Sample
 
 _LAST_CALL_S = 10.0  # that a call of the task or of a server may take to end when the run ends with an error
+_CHECKED_RESPONSES = 8  # an agent, held against the weights that should have drawn them
 
 
 @dataclass
@@ -65,10 +64,10 @@ class RolloutsAhead:
         self._following: Batch | None = None
         self._pending: _Pending | None = None
         self._ready: tuple[list[RolloutTree], CollectionCost] | None = None
-        self._thread: _Thread | None = None
+        self._thread: DaemonThreads | None = None  # one: what a task keeps by thread stays usable
 
     def __enter__(self) -> RolloutsAhead:
-        self._thread = _Thread()
+        self._thread = DaemonThreads(1, "mlrl-rollouts")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -98,7 +97,8 @@ class RolloutsAhead:
         self.settle()
         ready, self._ready = self._ready, None
         if ready is None or [tree.ordinal for tree in ready[0]] != [ordinal for ordinal, _ in batch.items]:
-            trees = self.collector.collect(batch.items, self.growth(reseed=step))
+            growth = self.growth(reseed=step)
+            trees = self._thread.submit(self.collector.collect, batch.items, growth).result()
             ready = _drawn_at(step, trees), self.collector.cost
         trees, self.collector.cost = ready
         behind = staleness(trees, step)
@@ -123,7 +123,7 @@ class RolloutsAhead:
                 pending, self._pending = self._pending, None
         if pending.weights is not None:
             with _weights(self._parameters(), pending.weights):
-                check_sampler(self.collector.team, self._first_samples(trees), self.args)
+                check_sampler(self.collector.team, _first_samples(trees), self.args)
         self._ready = _drawn_at(pending.step, trees), cost
 
     def state(self) -> str | None:
@@ -145,7 +145,7 @@ class RolloutsAhead:
         sampler = self.collector.sampler.frozen()
         collector = Collector(self.collector.team, sampler, self.collector.environment, group=self._group)
         growth = self.growth(reseed=step + 1)
-        grown = self._thread.call(lambda: (collector.collect(batch.items, growth), collector.cost))
+        grown = self._thread.submit(lambda: (collector.collect(batch.items, growth), collector.cost))
         is_checked = self.args.tuning == "lora" and has_limit(self.args)  # copies of whole networks would be large
         weights = [parameter.detach().clone() for parameter in self._parameters()] if is_checked else None
         self._pending = _Pending(step, sampler, grown, weights)
@@ -154,15 +154,21 @@ class RolloutsAhead:
         """What makes up the policies here, once each."""
         return [p for agents in self.collector.team.trainable for p in agents[0].policy.parameters()]
 
-    def _first_samples(self, trees: Sequence[RolloutTree]) -> list[list[Sample]]:
-        """All responses to the first prompt of every agent."""
-        root = trees[0].root
-        return [[Sample(root, agent, k, 0.0) for k in range(len(own))] for agent, own in enumerate(root.responses)]
-
 
 def staleness(trees: Sequence[RolloutTree], step: int) -> int:
     """How many steps older than this one's the weights are that drew the oldest of the trees."""
     return max(0 if tree.drawn_at is None else step - tree.drawn_at for tree in trees)
+
+
+def _first_samples(trees: Sequence[RolloutTree]) -> list[list[Sample]]:
+    """Of every agent the responses to its first prompts, of as many trees as have enough of them to be held against."""
+    samples: list[list[Sample]] = [[] for _ in trees[0].root.responses]
+    for tree in trees:
+        if all(len(own) >= _CHECKED_RESPONSES for own in samples):
+            break
+        for agent, own in enumerate(tree.root.responses):
+            samples[agent] += [Sample(tree.root, agent, k, 0.0) for k in range(len(own))]
+    return samples
 
 
 def _drawn_at(step: int, trees: list[RolloutTree]) -> list[RolloutTree]:
@@ -183,30 +189,3 @@ def _weights(parameters: Sequence[torch.nn.Parameter], weights: Sequence[torch.T
     finally:
         for parameter, own in zip(parameters, present, strict=True):
             parameter.copy_(own)
-
-
-class _Thread:
-    """One thread for call after call, so that what a task keeps by thread stays usable; nothing waits for its end."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="mlrl-rollouts", daemon=True).start()
-
-    def call(self, function: Callable[[], Any]) -> Future:
-        """The result to come, or the exception."""
-        result: Future = Future()
-        self._calls.put((function, result))
-        return result
-
-    def end(self) -> None:
-        """After the call under way, if any."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            function, result = call
-            try:
-                result.set_result(function())
-            except BaseException as error:
-                result.set_exception(error)
-            del call, function, result  # trees are large

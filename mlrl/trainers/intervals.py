@@ -21,7 +21,7 @@ def jackknife_intervals(
 ) -> dict[str, tuple[float, float]]:
     """(low, high) of every metric: its value ± t · standard error, t of Student's distribution with n − 1 degrees.
 
-    Of a rate (`pass@k`, `…_rate`, `…_fraction`, `solved`, `in_band`) the part between 0 and 1.
+    Of a rate (`pass@k`, `…_rate`, `…_fraction`, `solved`, `in_band`, where it is one) the part between 0 and 1.
 
     For a mean over items this is the textbook interval; for a ratio or pass@k the jackknife gives the standard error:
     √((n − 1)/n · Σ (θ_i − θ̄)²), θ_i the value without item i (Efron and Tibshirani 1993, chapter 11).
@@ -51,14 +51,15 @@ def jackknife_intervals(
             spread = math.fsum((v - mean) ** 2 for v in values)
             half = factor * math.sqrt((groups - 1) / groups * spread)
             if half > _ROUNDING * abs(value):
-                bounds = (0.0, 1.0) if _RATE.fullmatch(name) else (-math.inf, math.inf)
+                is_rate = _RATE.fullmatch(name) and all(0 <= v <= 1 for v in (value, *values))  # and no percentage
+                bounds = (0.0, 1.0) if is_rate else (-math.inf, math.inf)
                 intervals[name] = (max(value - half, bounds[0]), min(value + half, bounds[1]))
     return intervals
 
 
 def student_quantile(degrees: int, confidence: float = 0.95) -> float:
     """t such that a Student variable of so many degrees of freedom lies within ±t with this probability."""
-    if degrees > 1000:  # from the normal quantile (Abramowitz and Stegun 26.7.5); what is left out is below 1e-8
+    if degrees > 1000:  # from the normal quantile (Abramowitz and Stegun 26.7.5), to 1e-7
         z = NormalDist().inv_cdf((1 + confidence) / 2)
         return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     low, high = 0.0, math.pi / 2  # of the angle θ with tan θ = t/√degrees, whose density is cos^(degrees − 1)

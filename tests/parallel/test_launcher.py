@@ -11,6 +11,7 @@ from mlrl.parallel.launcher import report
         ([(7, 0, 2), (7, 1, -15)], 2, ""),
         ([(7, 0, -15), (7, 1, 75)], 75, ""),
         ([(7, 0, 1), (7, 3, -11)], 139, "rank 3 was ended by SIGSEGV\n"),  # its end ended the other
+        ([(7, 0, 1), (7, 1, -6)], 1, ""),  # a library's abort, since rank 0 was gone
         ([(7, 1, -9), (7, 0, -15)], 137, "rank 1 was ended by SIGKILL, as by a system that runs out of memory\n"),
         ([(7, 1, 3), (37, 0, -9)], 3, ""),  # the launcher's own, of one that did not hear its SIGTERM
         ([(7, 1, -15), (8, 0, -15)], 143, "rank 1 was ended by SIGTERM\n"),

@@ -82,3 +82,11 @@ def test_of_many_items_groups_are_left_out():
     mean = sum(means) / 4
     half = 3.182446 * math.sqrt(sum((m - mean) ** 2 for m in means) / 3 / 4)
     assert (low, high) == pytest.approx((mean - half, mean + half), abs=1e-4)
+
+
+def test_a_percentage_that_is_called_a_rate_is_cut_nowhere():
+    rows = [80.0, 90.0, 70.0, 100.0]
+    mean = lambda items: {"pass_rate": sum(rows[i] for i in items) / len(items)}  # noqa: E731
+    low, high = jackknife_intervals(mean, 4)["pass_rate"]
+    # mean 85, deviations −5 5 −15 15, squares 500, standard error √(500/3/4) = 6.454972; t of 3 is 3.182446
+    assert (low, high) == pytest.approx((85 - 20.5426, 85 + 20.5426), abs=1e-3)
