@@ -40,8 +40,8 @@ class DaemonThreads:
                 call = self._calls.get_nowait()
             except queue.Empty:
                 break
-            if call is not None:
-                call[0].cancel()
+            if call is not None and call[0].cancel():
+                call[0].set_running_or_notify_cancel()  # for who waits for it
         for _ in range(self.count):
             self._calls.put(None)
 

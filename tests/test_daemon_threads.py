@@ -2,6 +2,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_one_thread_takes_one_call_after_another_and_drops_those_that_have_not_b
     with DaemonThreads(1, "one") as threads:
         running, waiting = threads.submit(first), threads.submit(seen.append, "never")
         begun.wait(10)
-    assert waiting.cancelled() and not running.done()
+    assert wait([waiting], 10).done and waiting.cancelled() and not running.done()
     go_on.set()
     running.result(10)
     assert len(seen) == 1 and seen[0] != threading.get_ident()
