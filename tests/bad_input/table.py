@@ -60,6 +60,7 @@ SETTINGS: list[tuple] = [
     ("vllm_timeout", 0.0, "a number above 0"),
     ("vllm_max_retries", -1, "Give 0 or more"),
     ("vllm_max_concurrency", 0, "Give 1 or more"),
+    ("async_rollouts", 2, "0, or 1 for one step ahead", {"rollout_backend": "vllm"}),
     ("rollout_is_cap", 0.0, "None for no weights"),
     ("rollout_kl_limit", 0.0, "None for no limit"),
     # Where models live
@@ -341,8 +342,8 @@ def next_prompts(agent_completions, mood):
 CALLABLES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"reward_func": None}, ("reward_func=None", "Give")),
     ({"reward_func": "length"}, ("reward_func='length'", "cannot be called", "Give a function")),
-    ({"reward_func": needs_three}, ("reward_func=needs_three", "given 2", "num_agents=2")),
-    ({"reward_func": lambda only: [0.0]}, ("reward_func=<lambda>", "1 parameters", "num_agents=2")),
+    ({"reward_func": needs_three}, ("reward_func=needs_three", "for 2 values", "num_agents=2")),
+    ({"reward_func": lambda only: [0.0]}, ("reward_func=<lambda>", "1 parameter ", "num_agents=2")),
     ({"reward_func": wants_a_name}, ("reward_func=wants_a_name", "'target'", "functools.partial")),
     ({"reward_func": Judge}, ("reward_func=Judge", "a class", "Give an instance")),
     ({"reward_func": max}, ("reward_func=<built-in function max>", "Wrap it")),
