@@ -50,7 +50,7 @@ def test_formatters(formatters, num_agents, first, later):
 @pytest.mark.parametrize(
     ("formatters", "words"),
     [
-        ([lambda item: ""], ["formatters", "1 formatters", "num_agents=2"]),
+        ([lambda item: ""], ["formatters", "1 formatter ", "num_agents=2"]),
         ([lambda item: ""] * 3, ["3 formatters", "num_agents=2"]),
         ([], ["0 formatters"]),
         ([lambda item: "", "text"], ["formatters[1]='text'"]),
@@ -199,7 +199,7 @@ def test_one_agent_may_return_one_chat(returned):
     [
         (None, ["None", "num_agents=2"]),
         ("ab", ["'ab'", "str"]),
-        (["a"], ["1 prompts"]),
+        (["a"], ["1 prompt "]),
         (["a", "b", "c"], ["3 prompts"]),
         (["a", None], ["[1]=None", "agent 1"]),
         (CHAT * 2, ["[0]=", "dict"]),
