@@ -25,7 +25,7 @@ def command(tmp_path, model: str, name: str, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_signal_ends_a_run_with_a_checkpoint_to_go_on_from(number, processes, tiny_llama, tmp_path):
     env = {"PROCESSES_PER_MACHINE": str(processes)}
     job = Job(command(tmp_path, tiny_llama, "run", "--num_train_epochs", "1000"), env, ROOT)
