@@ -14,6 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mlrl.wording import counted
+
 REWARD_NAME = re.compile(r"(?:eval/)?turn_(\d+)/reward_mean")
 
 
@@ -193,7 +195,7 @@ class Console:
         lines = {}
         if self._step:
             lines["trained"] = (
-                f"{_counted(self._step, 'step')}, {_counted(self._items, 'item')}, env_step {self._env_step:,} "
+                f"{counted(self._step, 'step')}, {counted(self._items, 'item')}, env_step {self._env_step:,} "
                 f"in {_duration(self._clock() - self._started)}"
             )
         lines |= self._before_after()
@@ -265,10 +267,6 @@ class Console:
 
 def _of(done: int, total: int | None) -> str:
     return f"{done:,}" if total is None else f"{done:,}/{total:,}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _number(value: Any) -> str:
