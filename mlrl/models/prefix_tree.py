@@ -1,29 +1,35 @@
 """Prefix trees of token segments, packed so that every shared prefix is run once.
 
 Responses to one prompt share that prompt, and in a multi-turn tree the prompts of a turn may extend what was said
-before. A `PrefixTree` holds each distinct stretch of tokens once; `pack` lays all of them out on a single token axis
-(no padding anywhere in the linear layers) together with the attention plan that lets a segment see exactly its
-ancestors and itself. The result equals running every sequence on its own, in value and in gradient.
+before. A `PrefixTree` holds each distinct stretch of tokens once; `pack` cuts off what different prompts begin with
+(the words of a chat template), and lays everything out on a single token axis (no padding anywhere in the linear
+layers) together with the attention plan that lets a segment see exactly its ancestors and itself. The result equals
+running every sequence on its own, in value and in gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from mlrl.models.attention import SegmentGroup, TreeAttention
+from mlrl.models.beginnings import common_beginnings
 
 
 @dataclass
 class Segment:
-    """A stretch of tokens that follows `parent` (None at the start of a sequence)."""
+    """A stretch of tokens that follows `parent` (None at the start of a sequence).
+
+    Segments of different `weights` are run through different ones, so they have no beginning in common.
+    """
 
     token_ids: list[int]
     parent: int | None
     depth: int
     scored: bool
+    weights: Hashable = None
     has_children: bool = False
 
 
@@ -36,6 +42,8 @@ class PackedTree:
         attention: which tokens attend to which, passed through the model to the attention function.
         predecessors: (S,) packed position whose hidden state predicts each scored token, segment after segment in
             the order of their numbers. targets: (S,) those tokens. lengths: tokens a scored segment.
+        paths: for each segment of the tree the packed positions of all tokens from the start of its sequence to its
+            end; without the last token of a scored segment that ends a branch, which is not run.
     """
 
     input_ids: torch.Tensor
@@ -44,6 +52,7 @@ class PackedTree:
     predecessors: torch.Tensor
     targets: torch.Tensor
     lengths: list[int]
+    paths: list[list[int]]
 
 
 @dataclass
@@ -51,7 +60,7 @@ class PrefixTree:
     """Distinct segments of a set of sequences; equal prompts under one parent are held once.
 
     Attributes:
-        num_tokens: tokens that a forward over this tree runs.
+        num_tokens: tokens that a forward over this tree runs at most; fewer where prompts begin alike.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -59,14 +68,19 @@ class PrefixTree:
     _index: dict[Hashable, int] = field(default_factory=dict)
 
     def add(
-        self, token_ids: Sequence[int], parent: int | None = None, scored: bool = False, key: Hashable = None
+        self,
+        token_ids: Sequence[int],
+        parent: int | None = None,
+        scored: bool = False,
+        key: Hashable = None,
+        weights: Hashable = None,
     ) -> int:
-        """Adds a segment and returns its number; a segment met before (same parent, same key) is reused.
+        """Adds a segment and returns its number; a segment met before (same parent, weights and key) is reused.
 
         `key` tells segments apart; without one, equal tokens under one parent are the same segment. A response is
-        given a key of its own, since two equal responses are two samples.
+        given a key of its own, since two equal responses are two samples. `weights` names what runs the segment.
         """
-        identity = (parent, tuple(token_ids) if key is None else key)
+        identity = (parent, tuple(token_ids) if key is None else key, weights)
         if identity in self._index:
             number = self._index[identity]
             before = _run_length(self.segments[number])
@@ -76,7 +90,7 @@ class PrefixTree:
         if parent is None and not token_ids:
             raise ValueError("a sequence needs at least one token before its first response")
         depth = 0 if parent is None else self.segments[parent].depth + 1
-        self.segments.append(Segment(list(token_ids), parent, depth, scored))
+        self.segments.append(Segment(list(token_ids), parent, depth, scored, weights))
         self.num_tokens += _run_length(self.segments[-1])
         if parent is not None:
             before = _run_length(self.segments[parent])
@@ -96,33 +110,64 @@ class PrefixTree:
         """Tokens that adding this chain would add at most."""
         parent, cost = None, 0
         for token_ids, key in chain:
-            known = self._index.get((parent, tuple(token_ids) if key is None else key)) if cost == 0 else None
+            known = self._index.get((parent, tuple(token_ids) if key is None else key, None)) if cost == 0 else None
             cost += 0 if known is not None else len(token_ids)
             parent = known
         return cost
 
     def pack(self, device: torch.device | str = "cpu") -> PackedTree:
         """Lays the tree out for one forward; scored segments keep the order of their numbers."""
-        starts, stops, offsets = _layout(self.segments)
-        input_ids = [t for s in self.segments for t in s.token_ids[: _run_length(s)]]
-        position_ids = [p for s, o in zip(self.segments, offsets, strict=True) for p in range(o, o + _run_length(s))]
+        segments, last_pieces = _cut_beginnings(self.segments)
+        starts, stops, offsets = _layout(segments)
+        input_ids = [t for s in segments for t in s.token_ids[: _run_length(s)]]
+        position_ids = [p for s, o in zip(segments, offsets, strict=True) for p in range(o, o + _run_length(s))]
         predecessors, targets, lengths = [], [], []
-        for number, segment in enumerate(self.segments):
+        for number, segment in enumerate(segments):
             if segment.scored:
-                before = _last_position_before(self.segments, stops, starts, segment.parent)
+                before = _last_position_before(segments, stops, starts, segment.parent)
                 predecessors += [before, *range(starts[number], starts[number] + len(segment.token_ids) - 1)][
                     : len(segment.token_ids)
                 ]
                 targets += segment.token_ids
                 lengths.append(len(segment.token_ids))
+        paths = _paths(segments, starts, stops)
         return PackedTree(
             input_ids=torch.tensor([input_ids], device=device),
             position_ids=torch.tensor([position_ids], device=device),
-            attention=TreeAttention(_groups(self.segments, starts, stops, device), len(input_ids), device),
+            attention=TreeAttention(_groups(segments, paths, starts, stops, device), len(input_ids), device),
             predecessors=torch.tensor(predecessors, dtype=torch.long, device=device),
             targets=torch.tensor(targets, dtype=torch.long, device=device),
             lengths=lengths,
+            paths=[paths[piece] for piece in last_pieces],
         )
+
+
+def _cut_beginnings(segments: list[Segment]) -> tuple[list[Segment], list[int]]:
+    """The same sequences in a tree in which siblings that begin alike share that beginning as their parent.
+
+    Scored segments stay whole, and in order. Returns the new segments, and the last one of each old segment.
+    """
+    siblings: dict[Hashable, list[tuple[int, ...]]] = {}
+    for segment in segments:
+        if not segment.scored:
+            siblings.setdefault((segment.parent, segment.weights), []).append(tuple(segment.token_ids))
+    cuts = {family: common_beginnings(members) for family, members in siblings.items()}
+    pieces: list[Segment] = []
+    last_pieces: list[int] = []
+    known: dict[Hashable, int] = {}  # the piece of these tokens under a parent
+    for segment in segments:
+        whole = tuple(segment.token_ids)
+        own = [whole] if segment.scored else cuts[segment.parent, segment.weights][whole] or [whole]
+        parent = None if segment.parent is None else last_pieces[segment.parent]
+        for token_ids in own:
+            identity = (parent, segment.weights, token_ids)
+            if segment.scored or identity not in known:
+                depth = 0 if parent is None else pieces[parent].depth + 1
+                known[identity] = len(pieces)
+                pieces.append(replace(segment, token_ids=list(token_ids), parent=parent, depth=depth))
+            parent = known[identity]
+        last_pieces.append(parent)
+    return pieces, last_pieces
 
 
 def _run_length(segment: Segment) -> int:
@@ -151,21 +196,27 @@ def _last_position_before(segments: list[Segment], stops: list[int], starts: lis
     return stops[parent] - 1
 
 
-def _groups(segments: list[Segment], starts: list[int], stops: list[int], device) -> list[SegmentGroup]:
+def _paths(segments: list[Segment], starts: list[int], stops: list[int]) -> list[list[int]]:
+    """Packed positions of each segment's ancestors and of itself."""
+    paths: list[list[int]] = []
+    for segment, start, stop in zip(segments, starts, stops, strict=True):
+        paths.append(([] if segment.parent is None else paths[segment.parent]) + list(range(start, stop)))
+    return paths
+
+
+def _groups(
+    segments: list[Segment], paths: list[list[int]], starts: list[int], stops: list[int], device
+) -> list[SegmentGroup]:
     """Segments that are attended together: same depth, similar lengths, so that little padding is computed."""
-    keys: list[list[int]] = []  # packed positions of each segment's ancestors and of itself
-    for number, segment in enumerate(segments):
-        before = [] if segment.parent is None else keys[segment.parent]
-        keys.append(before + list(range(starts[number], stops[number])))
     by_depth: dict[int, list[int]] = {}
     for number, segment in enumerate(segments):
         if stops[number] > starts[number]:
             by_depth.setdefault(segment.depth, []).append(number)
     groups = []
     for depth in sorted(by_depth):
-        members = sorted(by_depth[depth], key=lambda n: (stops[n] - starts[n], len(keys[n])))
-        for bucket in _buckets(members, [stops[n] - starts[n] for n in members], [len(keys[n]) for n in members]):
-            groups.append(SegmentGroup.build([(starts[n], stops[n], keys[n]) for n in bucket], device))
+        members = sorted(by_depth[depth], key=lambda n: (stops[n] - starts[n], len(paths[n])))
+        for bucket in _buckets(members, [stops[n] - starts[n] for n in members], [len(paths[n]) for n in members]):
+            groups.append(SegmentGroup.build([(starts[n], stops[n], paths[n]) for n in bucket], device))
     return groups
 
 

@@ -291,12 +291,10 @@ def pooled_hidden(policy: Policy, batch: JointBatch, pooling: str) -> Tensor:
     """
     packed = batch.tree.pack(policy.base.language_model.device)
     hidden_TD, _ = policy.base.score(packed, None)
-    lengths = torch.tensor([len(segment.token_ids) for segment in batch.tree.segments])
-    stops = lengths.cumsum(0)
     if pooling == "last":
-        return hidden_TD[(stops[batch.ends] - 1).to(hidden_TD.device)]
-    ranges = zip((stops - lengths)[batch.ends].tolist(), stops[batch.ends].tolist(), strict=True)
-    return torch.stack([hidden_TD[start:stop].float().mean(0) for start, stop in ranges])
+        return hidden_TD[torch.tensor([packed.paths[end][-1] for end in batch.ends], device=hidden_TD.device)]
+    responses = [packed.paths[end][-len(batch.tree.segments[end].token_ids) :] for end in batch.ends]
+    return torch.stack([hidden_TD[torch.tensor(r, device=hidden_TD.device)].float().mean(0) for r in responses])
 
 
 def fit_normalization(groups: Sequence[Hashable], scores: Sequence[float]) -> Normalization:

@@ -164,28 +164,29 @@ class _Decode:
         ]
 
     def _prefill(self, route) -> tuple[DecodeAttention, torch.Tensor]:
-        """Runs every distinct prompt once; returns the filled store and the logits (R, V) of each row's first token."""
+        """Runs every distinct prompt once, and what several begin with once for all of them.
+
+        Returns the filled store and the logits (R, V) of each row's first token.
+        """
         tree = PrefixTree()
         adapters = self.adapter_of_row.tolist()
         # the same words under two adapters are two prompts
-        segment_of_row = [
-            tree.add(self.prompts[p], key=(tuple(self.prompts[p]), adapters[row]))
-            for row, p in enumerate(self.prompt_of_row)
-        ]
+        segment_of_row = [tree.add(self.prompts[p], weights=adapters[row]) for row, p in enumerate(self.prompt_of_row)]
         packed = tree.pack(self.device)
         packed.attention.captured = []
-        starts = np.cumsum([0] + [len(s.token_ids) for s in tree.segments])
+        paths = [packed.paths[s] for s in segment_of_row]
         if route is not None:
-            owner = [adapters[segment_of_row.index(s)] for s in range(len(tree.segments))]
-            counts = torch.tensor([len(s.token_ids) for s in tree.segments])
-            route.set_owner(torch.repeat_interleave(torch.tensor(owner), counts).to(self.device))
+            owner = torch.empty(packed.input_ids.shape[1], dtype=torch.long)
+            for adapter, path in zip(adapters, paths, strict=True):
+                owner[path] = adapter
+            route.set_owner(owner.to(self.device))
         hidden = self.base.language_model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
-        lengths = torch.tensor([len(tree.segments[s].token_ids) for s in segment_of_row])
-        first = torch.tensor([int(starts[s]) for s in segment_of_row])
-        cache = DecodeAttention(lengths.to(self.device), int(lengths.max()) + self.params.max_new_tokens)
-        index = first[:, None] + torch.minimum(torch.arange(int(lengths.max()))[None], lengths[:, None] - 1)
-        cache.prefill(index.to(self.device), packed.attention.captured)
-        last = torch.tensor([int(starts[s + 1]) - 1 for s in range(len(tree.segments))], device=self.device)
+        lengths = torch.tensor([len(path) for path in paths])
+        longest = int(lengths.max())
+        cache = DecodeAttention(lengths.to(self.device), longest + self.params.max_new_tokens)
+        index = torch.tensor([path + path[-1:] * (longest - len(path)) for path in paths], device=self.device)
+        cache.prefill(index, packed.attention.captured)
+        last = torch.tensor([path[-1] for path in packed.paths], device=self.device)
         logits = self.base.language_model.logits(hidden[last])
         return cache, logits[torch.tensor(segment_of_row, device=self.device)]
 
