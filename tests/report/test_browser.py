@@ -1,7 +1,10 @@
 """The page as a person meets it, in a real browser: needs playwright, and a Chromium of its own or the system's."""
 
 import os
+import runpy
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,10 @@ from tests.report.runs import node, two_turns, write_run
 from tests.report.test_page import HOSTILE, curve_rows
 
 pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+# the number of colours of a canvas
+INKED = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +69,7 @@ def test_curves_are_drawn_and_fit(open_page, run, width, scheme):
     for figure in page.locator("figure").all():
         figure.scroll_into_view_if_needed()
         figure.locator("canvas").wait_for()
-        inked = (
-            "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
-        )
-        assert figure.locator("canvas").evaluate(inked) > 3  # background, grid, line and their edges
+        assert figure.locator("canvas").evaluate(INKED) > 3  # background, grid, line and their edges
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     reward = page.get_by_role("group", name="Reward")
     assert reward.locator(".legend").inner_text().split() == ["env_step", "40", "1"]
@@ -136,3 +140,33 @@ def test_a_long_run_opens_at_once(open_page, tmp_path):
     page.locator("#tree li").first.wait_for()
     spent = {entry["name"]: entry["value"] for entry in session.send("Performance.getMetrics")["metrics"]}
     assert spent["TaskDuration"] < 3
+
+
+KINDS = {
+    "magrpo": (["--num_turns", "2", "--num_generations", "2", "--max_steps", "3"], "Agents", "turn 2"),
+    "maac": (["--num_generations", "2", "--max_steps", "3"], "Critics", "Explained variance"),
+    "madpo": (["--num_iterations", "2", "--max_steps", "2"], "Preferences", "round"),
+}
+
+
+@pytest.mark.parametrize("script", KINDS)
+def test_a_real_run(open_page, tiny_llama, tmp_path, monkeypatch, script):
+    """What a script wrote, from its own files: every chart drawn, every tree's first row opened."""
+    more, section, says = KINDS[script]
+    flags = ["--agent_model", tiny_llama, "--max_new_tokens", "6", "--output_dir", str(tmp_path), "--run_name", "run"]
+    monkeypatch.setattr(sys, "argv", [script, *flags, "--completions_steps", "1", *more])
+    runpy.run_path(str(ROOT / f"train/{script}.py"), run_name="__main__")
+    main([str(tmp_path / "run")])
+    page = open_page(tmp_path / "run/report.html", viewport={"width": 1280, "height": 800})
+    assert section in page.locator("h2").all_inner_texts() and says in page.locator("main").inner_text()
+    figures = page.locator("figure").all()
+    assert len(figures) >= 12
+    for figure in figures:
+        figure.scroll_into_view_if_needed()
+        figure.locator("canvas").wait_for()
+        assert figure.locator("canvas").evaluate(INKED) > 3, figure.inner_text()
+    steps = page.locator("#tree-step option").count()
+    assert steps >= 1
+    page.locator("[role=treeitem] > .row").first.click()
+    assert page.locator("#detail .response pre").count() == 2  # one an agent
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280

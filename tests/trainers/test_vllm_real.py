@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from mlrl.agents import Agent
 from mlrl.checkpoint import damage
@@ -20,6 +20,7 @@ from mlrl.errors import RolloutError
 from mlrl.rollout.vllm_client import VLLMClient
 from mlrl.rollout.vllm_server import ServerSettings, SpawnedServer, start_servers
 from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
+from tests.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.vllm
 
@@ -80,9 +81,9 @@ def reward(*completions):
 def make(server: SpawnedServer | None, num_agents=2, model="embedded", **settings) -> MAGRPOTrainer:
     url = {} if server is None else {"vllm_url": [server.url]}
     args = MAGRPOConfig(**SETTINGS | url | {"run_name": "run"} | settings)
+    agents = {"agents": model} if isinstance(model, list) else {"agent_model": model, "num_agents": num_agents}
     return MAGRPOTrainer(
-        agent_model=model,
-        num_agents=num_agents,
+        **agents,
         formatters=as_chat,
         reward_func=reward if num_agents > 1 else lambda texts: [float(len(text)) for text in texts],
         train_dataset=ROWS,
@@ -151,6 +152,26 @@ def test_a_server_killed_in_the_middle_of_a_rollout(running, monkeypatch):
     running.start()
     make(running.server, resume_from_checkpoint="latest").train()
     assert_agree(2, [1, 2, 3])
+
+
+def test_a_server_a_base(tmp_path):
+    """Two models that have nothing in common, tokens included, each on a server of its own."""
+    tokenizer = tiny_tokenizer("qwen2")
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    small = AutoModelForCausalLM.from_config(Qwen2Config(len(tokenizer), num_hidden_layers=2, **sizes))
+    small.save_pretrained("small")
+    tokenizer.save_pretrained("small")
+    make(
+        None, model=["embedded", str(tmp_path / "small")], lora_target_modules=["q_proj", "v_proj"], vllm_spawn=True,
+        vllm_python=os.environ.get("VLLM_PYTHON", sys.executable), vllm_args={"max_model_len": 256},
+        vllm_start_timeout=1200.0,
+    ).train()  # fmt: skip
+    assert_agree(2, [1, 2, 3])
+    logs = [log.read_text() for log in sorted(Path("runs/run").rglob("server_*.log"))]
+    assert len(logs) == 2
+    for agent, log in enumerate(logs):
+        assert f"name 'agent_{agent}@3" in log and f"agent_{1 - agent}@" not in log
 
 
 def test_whole_weights(tmp_path):
