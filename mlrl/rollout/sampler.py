@@ -174,21 +174,21 @@ class _Decode:
         segment_of_row = [tree.add(self.prompts[p], weights=adapters[row]) for row, p in enumerate(self.prompt_of_row)]
         packed = tree.pack(self.device)
         packed.attention.captured = []
-        paths = [packed.paths[s] for s in segment_of_row]
         if route is not None:
             owner = torch.empty(packed.input_ids.shape[1], dtype=torch.long)
-            for adapter, path in zip(adapters, paths, strict=True):
-                owner[path] = adapter
+            for segment, path in zip(tree.segments, packed.paths, strict=True):
+                owner[path] = segment.weights
             route.set_owner(owner.to(self.device))
         hidden = self.base.language_model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
-        lengths = torch.tensor([len(path) for path in paths])
+        row = torch.tensor(segment_of_row, device=self.device)
+        lengths = torch.tensor([len(path) for path in packed.paths], device=self.device)[row]
         longest = int(lengths.max())
-        cache = DecodeAttention(lengths.to(self.device), longest + self.params.max_new_tokens)
-        index = torch.tensor([path + path[-1:] * (longest - len(path)) for path in paths], device=self.device)
-        cache.prefill(index, packed.attention.captured)
+        cache = DecodeAttention(lengths, longest + self.params.max_new_tokens)
+        index = torch.tensor([path + path[-1:] * (longest - len(path)) for path in packed.paths], device=self.device)
+        cache.prefill(index[row], packed.attention.captured)
         last = torch.tensor([path[-1] for path in packed.paths], device=self.device)
         logits = self.base.language_model.logits(hidden[last])
-        return cache, logits[torch.tensor(segment_of_row, device=self.device)]
+        return cache, logits[row]
 
     def _leave(self, cache: DecodeAttention, ended: torch.Tensor, order, chosen, positions):
         """Fills the places of finished rows with the last unfinished ones, so that few rows move."""
