@@ -59,13 +59,15 @@ class Normalization:
 class RewardModel:
     """R̃ over one policy network and a head.
 
+    The head starts at 0, so that no pair is preferred before there is a reason: hidden states have a large common part,
+    and a random head makes margins of it that a few dozen pairs do not undo.
+
     Args:
         policy: the network through an adapter of its own, or a network of its own. All of its parameters are trained.
         source: where the network came from, for saving.
         reader: makes its texts.
         discount: γ of a trajectory's score.
         pooling: what the head reads, `last` or `mean`.
-        seed: of the head's initial weights.
         group: the ranks that hold it. They score and train together, each its share; default: this process alone.
     """
 
@@ -76,7 +78,6 @@ class RewardModel:
         reader: JointReader,
         discount: float = 1.0,
         pooling: str = "last",
-        seed: int = 0,
         group: Group | None = None,
     ):
         self.policy, self.source, self.reader = policy, source, reader
@@ -85,10 +86,8 @@ class RewardModel:
         model = policy.base.language_model
         width = model.config.hidden_size
         self.head = nn.Linear(width, 1, device=model.device, dtype=torch.float32)
-        generator = torch.Generator().manual_seed(derive_seed(seed, "reward_head") % 2**63)
-        with torch.no_grad():
-            self.head.weight.copy_(torch.randn(1, width, generator=generator) / math.sqrt(width + 1))
-            self.head.bias.zero_()
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
         self.normalization = Normalization()
 
     @property
@@ -276,7 +275,7 @@ def make_reward_model(
         base.add_adapter(ADAPTER, lora_config(arguments), derive_seed(seed, "reward_model"))
         policy = Policy(base, ADAPTER)
         quiet_adapter(policy)
-    model = RewardModel(policy, source, reader, discount, pooling, seed, group)
+    model = RewardModel(policy, source, reader, discount, pooling, group)
     model.head.to(team.loading.device)  # where a network that is to be sharded is not yet
     trained = {id(p) for p in [*others, *model.backbone]}
     for parameter in base.model.parameters():

@@ -44,10 +44,19 @@ PAIRS = [
 ]
 
 
-def make(folder, *, tuning="lora", name=None, discount=1.0, pooling="last", **settings):
+def make(folder, *, tuning="lora", name=None, discount=1.0, pooling="last", fresh=False, **settings):
     trainer = make_trainer(folder, tuning=tuning, **settings)
     model = make_reward_model(trainer.team, name=name, max_length=None, discount=discount, pooling=pooling, seed=3)
+    if not fresh:
+        move_head(model)
     return trainer, model
+
+
+def move_head(model):
+    """Away from the start, where no text is better than another."""
+    assert not any(parameter.any() for parameter in model.head.parameters())
+    weight = model.head.weight
+    torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5, generator=torch.Generator().manual_seed(2))
 
 
 def move(model, spread=0.1):
@@ -181,7 +190,7 @@ def engine(model, rate):
 
 
 def test_it_learns_and_validates_on_items_it_has_not_seen(tiny_llama):
-    _, model = make(tiny_llama, spread=0)
+    _, model = make(tiny_llama, fresh=True, spread=0)
     heard = []
     report = fit(
         model, engine(model, 3e-3), learnable(), FitSettings(2, 6, validation_fraction=0.25),
@@ -199,7 +208,7 @@ def test_it_learns_and_validates_on_items_it_has_not_seen(tiny_llama):
 
 
 def test_the_weights_of_the_best_epoch_are_kept(tiny_llama):
-    _, model = make(tiny_llama, spread=0)
+    _, model = make(tiny_llama, fresh=True, spread=0)
     states = []
     report = fit(
         model, engine(model, 0.05), learnable(8), FitSettings(3, 3, validation_fraction=0.4),
@@ -215,14 +224,14 @@ def test_the_weights_of_the_best_epoch_are_kept(tiny_llama):
 def test_micro_batches_change_nothing(tiny_llama):
     states = []
     for tokens in (60, 4096):
-        _, model = make(tiny_llama, spread=0)
+        _, model = make(tiny_llama, fresh=True, spread=0)
         fit(model, engine(model, 1e-3), learnable(4), FitSettings(1, 2, tokens, 0.0))
         states.append(torch.cat([p.flatten() for p in model.state()]))
     assert_close(states[0], states[1], 1e-4)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(tiny_llama):
-    _, model = make(tiny_llama, spread=0)
+    _, model = make(tiny_llama, fresh=True, spread=0)
     with torch.no_grad():
         model.head.bias.fill_(math.nan)
     before = model.state()
@@ -236,6 +245,7 @@ def test_dropout_of_the_adapter_is_on_in_the_loss_only(tiny_llama):
     arguments = dataclasses.replace(trainer.team.loading.arguments, lora_dropout=0.5)
     trainer.team.loading = dataclasses.replace(trainer.team.loading, arguments=arguments)
     model = make_reward_model(trainer.team, name=None, max_length=None, discount=1.0, pooling="last", seed=3)
+    move_head(model)
     move(model, 0.3)
     reward = LearnedReward(model)
     quiet = [reward(["a"], ["b"], prompts=["p", "q"]) for _ in range(2)]
