@@ -154,18 +154,21 @@ def _cut_beginnings(segments: list[Segment]) -> tuple[list[Segment], list[int]]:
     cuts = {family: common_beginnings(members) for family, members in siblings.items()}
     pieces: list[Segment] = []
     last_pieces: list[int] = []
-    known: dict[Hashable, int] = {}  # the piece of these tokens under a parent
+    known: dict[Hashable, int] = {}  # the unscored piece of these tokens under a parent
     for segment in segments:
         whole = tuple(segment.token_ids)
         own = [whole] if segment.scored else cuts[segment.parent, segment.weights][whole] or [whole]
         parent = None if segment.parent is None else last_pieces[segment.parent]
         for token_ids in own:
             identity = (parent, segment.weights, token_ids)
-            if segment.scored or identity not in known:
-                depth = 0 if parent is None else pieces[parent].depth + 1
-                known[identity] = len(pieces)
-                pieces.append(replace(segment, token_ids=list(token_ids), parent=parent, depth=depth))
-            parent = known[identity]
+            if not segment.scored and identity in known:
+                parent = known[identity]
+                continue
+            depth = 0 if parent is None else pieces[parent].depth + 1
+            pieces.append(replace(segment, token_ids=list(token_ids), parent=parent, depth=depth))
+            parent = len(pieces) - 1
+            if not segment.scored:  # a scored one that ends a branch is not run to its end
+                known[identity] = parent
         last_pieces.append(parent)
     return pieces, last_pieces
 

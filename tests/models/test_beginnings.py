@@ -99,3 +99,41 @@ def test_other_weights_share_nothing():
     paths = [packed.paths[number] for number in numbers]
     assert not set(paths[0]) & set(paths[1])
     assert paths[0][:20] == paths[2][:20]
+
+
+def test_what_a_scored_leaf_says_is_not_its_unscored_twin():
+    """The last token of a leaf is not run; of a sibling with the same tokens, and of a prompt that says them, it is."""
+    prompt, said = [*SYSTEM, 1], [5, 6, 2]
+    tree = PrefixTree()
+    root = tree.add(prompt)
+    tree.add(said, root, scored=True, key="leaf")
+    twin = tree.add(said, root, key="twin")  # an ancestor only: another micro-batch scores it
+    tree.add([8, 9], tree.add([3, 4], twin), scored=True, key="below the twin")
+    tree.add([7, 8], tree.add(prompt + said), scored=True, key="a prompt that spells it out")
+    sequences = [(prompt, said), (prompt + said + [3, 4], [8, 9]), (prompt + said, [7, 8])]
+    scored, lengths = Policy(Base(tiny_model(), "tiny"), None).logprobs(tree, 1.0)
+    for ours, theirs in zip(scored.logprobs_L.split(lengths), looped(tiny_model(), sequences), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    twin_path = tree.pack().paths[twin]
+    assert len(twin_path) == len(prompt) + len(said)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_trees(seed):
+    """Any mixture of prompts, answers and deeper turns, equal ones among them, scored or not."""
+    draw = random.Random(seed)
+    stretch = [[*range(20, 20 + length)] for length in (1, 9, 17)]
+    tree, sequences, texts = PrefixTree(), [], {}
+    for key in range(25):
+        parent = draw.choice([None, *texts])
+        tokens = draw.choice(stretch) + draw.choices((1, 2), k=draw.randint(0, 2))
+        is_scored = parent is not None and draw.random() < 0.5
+        number = tree.add(tokens, parent, scored=is_scored, key=key if is_scored or draw.random() < 0.3 else None)
+        before = texts[parent] if parent is not None else []
+        texts[number] = before + tokens
+        if is_scored:
+            sequences.append((before, tokens))
+    scored, lengths = Policy(Base(tiny_model(), "tiny"), None).logprobs(tree, 1.0)
+    assert lengths == [len(answer) for _, answer in sequences]
+    for ours, theirs in zip(scored.logprobs_L.split(lengths), looped(tiny_model(), sequences), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)

@@ -159,7 +159,7 @@ def test_a_server_a_base(tmp_path):
     tokenizer = tiny_tokenizer("qwen2")
     sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "num_key_value_heads": 2}
     torch.manual_seed(0)
-    small = AutoModelForCausalLM.from_config(Qwen2Config(len(tokenizer), num_hidden_layers=2, **sizes))
+    small = AutoModelForCausalLM.from_config(Qwen2Config(vocab_size=len(tokenizer), num_hidden_layers=2, **sizes))
     small.save_pretrained("small")
     tokenizer.save_pretrained("small")
     make(
