@@ -188,9 +188,11 @@ def check_updates(config: Any, num_agents: int | None = None) -> list[str]:
         doubts.append(f"target_kl={config.target_kl!r} has no effect while a step makes one update")
     a_tree = nodes // config.rollout_batch_size
     if config.joint_mode == "cross" and a_tree > MANY_BRANCHES:
+        joints = a_tree * config.num_generations ** _team_size(config, num_agents)
         doubts.append(
             f"joint_mode='cross': num_turns={config.num_turns} and num_generations={config.num_generations} make trees "
-            f"of up to {a_tree} nodes; joint_mode aligned or fewer generations keep them small"
+            f"of up to {a_tree:,} nodes, with {joints:,} joint responses to judge; joint_mode aligned or "
+            "fewer generations keep them small"
         )
     responses = nodes * config.num_generations * _team_size(config, num_agents)
     if responses > MANY_RESPONSES:

@@ -72,8 +72,12 @@ class PreferenceTrainer(Trainer):
             self._log_training()
             if self.args.eval_interval:
                 self._evaluate_and_log()
-            if self.steps_left <= 0 or self.round_state.round + 1 not in self.rounds:
-                return  # in this round, which a longer run goes on with
+            if self.round_state.round + 1 not in self.rounds:
+                return
+            if self.steps_left <= 0:  # in this round, which a longer run goes on with
+                reached = f"in round {self.round_state.round} of {len(self.rounds)}"
+                self.console.note(f"max_steps={self.args.max_steps} was reached {reached}; the others were not played")
+                return
             self.round_state.round += 1
             self.round_state.enter("collect")
             self.checkpoints.stop_if_asked()

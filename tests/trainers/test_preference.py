@@ -8,6 +8,7 @@ import torch
 
 from mlrl.config import field_names
 from mlrl.config_preference_trainers import MADPOConfig, MADPOIterConfig, MARLHFConfig, MARLHFIterConfig
+from mlrl.console import Console
 from mlrl.errors import ConfigError, TaskError
 from mlrl.losses.preference import PreferenceLossSettings
 from mlrl.preference.collection import CollectionSettings, collect_pairs
@@ -211,15 +212,18 @@ def test_the_policy_phase_is_the_trainer_of_the_algorithm(tiny_llama, tmp_path):
 @pytest.mark.parametrize(
     "trainer, config, a_round", [(MADPOIterTrainer, MADPOIterConfig, 2), (MARLHFIterTrainer, MARLHFIterConfig, 2)]
 )
-def test_max_steps_bounds_the_run(tiny_llama, tmp_path, trainer, config, a_round):
+def test_max_steps_bounds_the_run(tiny_llama, tmp_path, monkeypatch, trainer, config, a_round):
     """Rounds of two steps each, of which three may be taken: the second round stays open for a longer run."""
     size = {"train_batch_size": 4} if config is MADPOIterConfig else {"rollout_batch_size": 2, "num_generations": 2}
     made = make(
         trainer, config, tiny_llama, tmp_path, num_iterations=3, max_steps=3, preference_pairs_per_sample=2,
         preference_replay_mode="all_history", preference_replay_sample_size=8, **size,
     )  # fmt: skip
+    notes = []
+    monkeypatch.setattr(Console, "note", lambda console, text: notes.append(text))
     made.train()
     assert (made.step_number, made.round_state.round) == (3, 2)
+    assert notes == ["max_steps=3 was reached in round 2 of 3; the others were not played"]
     assert len(list((tmp_path / "run/preferences").glob("iteration_*"))) == 2
 
 
