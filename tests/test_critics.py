@@ -150,7 +150,11 @@ def test_common_histories_are_run_once(tiny_llama):
     )
     critic.values(inputs, 100_000)
     beginnings = {given.segments[: n + 1] for given in inputs for n in range(len(given.segments))}
-    assert run == [sum(len(beginning[-1]) for beginning in beginnings)]
+    whole = sum(len(beginning[-1]) for beginning in beginnings)  # what segments that begin alike share comes off that
+    texts = [sum(map(tuple, given.segments), ()) for given in inputs]
+    fewest = len({text[: n + 1] for text in texts for n in range(len(text))})
+    assert fewest <= run[0] < whole and len(run) == 1
+    assert run[0] - fewest < 0.1 * whole
     assert run[0] < 0.75 * sum(len(given.token_ids) for given in inputs)
 
 
