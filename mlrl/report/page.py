@@ -16,7 +16,7 @@ import mlrl
 from mlrl.report.curves import Chart, Line, make_charts
 from mlrl.report.panels import SECTIONS, make_panels
 from mlrl.report.runs import Run, differing_settings, group_runs
-from mlrl.report.summary import MUCH_EMPTY, overview, results, writing_rows
+from mlrl.report.summary import MUCH_EMPTY, in_rounds, overview, results, writing_rows
 from mlrl.report.trees import TEXT_LIMITS, Block, completion_files, read_blocks
 
 STATIC = Path(__file__).parent / "static"
@@ -51,6 +51,7 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
         overviews=overviews,
         results=results(groups, overviews) if len(runs) > 1 else [],
         groups=groups,
+        by_step=all(map(in_rounds, runs)),
         differences=differing_settings(groups) if len(groups) > 1 else {},
         sections=[
             {

@@ -28,6 +28,11 @@ TITLES = {
     "empty_fraction": ("Empty responses", "Share without any text but white space."),
     "truncated_fraction": ("Truncated responses", "Share that reached max_new_tokens before an end token."),
     "entropy": ("Entropy", "Nats a token. Near 0 the agent says one thing only."),
+    "preference/drift/reward_mean": ("Reward of the candidates", "Mean over a round, before it is learned from."),
+    "preference/drift/reward_std": ("Spread of the candidates' rewards", "Over all of a round."),
+    "preference/loss": ("Preference loss", "−log σ of the scaled margin: 0.693 where nothing is preferred yet."),
+    "preference/margin": ("Margin", "Log-probability of winners less that of losers, in nats."),
+    "preference/accuracy": ("Accuracy", "Share of pairs whose joint margin is above 0."),
     "loss": ("Policy loss", "Not a measure of progress: it rises and falls around 0 by construction."),
     "reference_kl_mean": ("KL to the initial policy", "Nats a response."),
     "reference_kl_penalty_mean": ("KL penalty", "What the KL costs, in units of reward."),
@@ -113,7 +118,7 @@ def make_panels(names: Iterable[str]) -> list[Panel]:
         rest, variant = _SHARED.get(rest, (rest, variant))
         key = "/".join(filter(None, ["eval" if evaluation else "", f"turn_{turn}" if turn else "", rest]))
         if key not in panels:
-            title, text = TITLES.get(rest.rsplit("/", 1)[-1], TITLES.get(rest, (_readable(rest), "")))
+            title, text = TITLES.get(rest) or TITLES.get(rest.rsplit("/", 1)[-1]) or (_readable(rest), "")
             suffix = f" · turn {turn}" if turn and len(turns) > 1 else ""
             if evaluation and turn:
                 text = text.replace(", as trained on", "") + " Episodes of the evaluation set."
@@ -121,6 +126,9 @@ def make_panels(names: Iterable[str]) -> list[Panel]:
         panels[key].metrics.append((name, variant))
         if (stderr := name.replace("/reward_mean", "/reward_stderr")) != name and stderr in names:
             panels[key].stderr[name] = stderr
+    for panel in panels.values():
+        if any(variant.startswith("agent") for _, variant in panel.metrics):
+            panel.metrics = [(name, variant or "team") for name, variant in panel.metrics]
     return sorted(panels.values(), key=_place)
 
 

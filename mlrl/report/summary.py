@@ -79,11 +79,19 @@ def results(groups: Sequence[Group], overviews: Sequence[Overview]) -> list[Resu
     return found
 
 
+def in_rounds(run: Run) -> bool:
+    """Whether it learns from pairs: it plays before its steps, which share the env_step of their round."""
+    return "preference/num_pairs" in run.metrics
+
+
 def step_times(run: Run) -> list[tuple[str, float, float]]:
     """Seconds a step, over all logged steps: sampling, rewards, and the rest, which is the update.
 
-    Where a batch was drawn during the step before: what the step still waited for it, and the rest.
+    Where a batch was drawn during the step before: what the step still waited for it, and the rest. Nothing of a run in
+    rounds, most of whose time is spent between steps.
     """
+    if in_rounds(run):
+        return []
     names = ("time/step_s", "time/rollout_s", "time/reward_s", "time/rollout_wait_s")
     step, sampling, reward, waited = (_mean(run, name) for name in names)
     if step and not math.isnan(waited):
@@ -122,10 +130,12 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     models = settings.get("agents") or settings.get("agent_model")
     models = ", ".join(map(str, models)) if isinstance(models, list) else models
     agents, turns = settings.get("num_agents") or _count_agents(run), settings.get("num_turns")
+    candidates = settings.get("preference_num_candidates")
     rollout = [
         counted(turns, "turn") if turns else "",
-        f"K = {settings.get('num_generations')}",
-        str(settings.get("joint_mode", "")),
+        f"K = {settings['num_generations']}" if settings.get("num_generations") else "",
+        str(settings.get("joint_mode") or ""),
+        counted(candidates, "candidate") + " an item" if candidates else "",
     ]
     facts = {
         "algorithm": record.get("algorithm"),

@@ -119,3 +119,11 @@ def test_evaluation_comes_first_with_its_standard_error():
     (panel, *_) = make_panels(["turn_1/reward_mean", "eval/turn_1/reward_mean", "eval/turn_1/reward_stderr"])
     assert panel.section == EVALUATION and panel.metrics == [("eval/turn_1/reward_mean", "")]
     assert panel.stderr == {"eval/turn_1/reward_mean": "eval/turn_1/reward_stderr"}
+
+
+def test_preferences_are_told_as_what_they_are():
+    names = ["preference/loss", "preference/margin", "preference/agent_0/margin", "preference/drift/reward_mean"]
+    panels = {panel.title: panel for panel in make_panels(names)}
+    assert panels.keys() == {"Reward of the candidates", "Preference loss", "Margin"}
+    assert panels["Margin"].metrics == [("preference/agent_0/margin", "agent 0"), ("preference/margin", "team")]
+    assert "0.693" in panels["Preference loss"].help

@@ -108,6 +108,17 @@ def test_a_batch_that_was_drawn_during_the_step_before_is_told_by_what_was_waite
     assert re.search(r"waiting for rollouts 0\.5 s \(5 %\)\s*update and other 9\.5 s \(95 %\)", text)
 
 
+def test_a_run_in_rounds_plays_between_its_steps(tmp_path):
+    """Its sampling is no part of a step, its steps share an env_step, and it has candidates in place of generations."""
+    rows = [{"step": 0, "env_step": 320, "preference/num_pairs": 40.0, "time/rollout_s": 223.0, "time/reward_s": 0.1}]
+    rows += [{"step": step, "env_step": 320, "preference/loss": 0.7, "time/step_s": 28.0} for step in (1, 2)]
+    write_run(tmp_path / "a", rows, num_generations=None, preference_num_candidates=4)
+    report(tmp_path / "a")
+    text = (tmp_path / "a/report.html").read_text()
+    assert "1 turn, 4 candidates an item" in text and "K = None" not in text
+    assert "Time of a step" not in text and 'value="0" selected>step' in text
+
+
 def test_shares_that_are_zero_throughout_are_one_line(tmp_path):
     zero = {"turn_1/agent_0/truncated_fraction": 0.0, "turn_1/agent_0/clip_fraction": 0.0, "nonfinite_fraction": 0.0}
     folder = write_run(tmp_path / "a", [row | zero for row in curve_rows()])
