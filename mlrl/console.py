@@ -26,7 +26,8 @@ class Console:
         enabled: False on every process but the main one; every method then does nothing.
         plain: Plain lines instead of the live display (default: whether ``file`` is not a terminal).
         verbose: False shows evaluations and the end only (``config_sections.output.verbose``).
-        log_interval: In plain mode, the smallest ``env_step`` gap between two step lines.
+        log_interval: In plain mode, the smallest ``env_step`` gap between two step lines; of steps that evaluate no
+            reward, as learning from pairs, the smallest gap in steps.
         file: Where to write (default: ``sys.stdout``).
         clock: Time in seconds, for tests.
     """
@@ -61,6 +62,7 @@ class Console:
         self._reward: float | None = None
         self._stats: list[str] = []
         self._line_env_step: int | None = None
+        self._line_step = 0
         self._line_rewards: list[float] = []
 
     def __enter__(self) -> "Console":
@@ -82,6 +84,10 @@ class Console:
         if self.enabled and self.verbose and not self.plain and self._live is None:
             self._live = Live(console=self._rich, get_renderable=self._bar, refresh_per_second=2)
             self._live.start()
+
+    def expect(self, total_steps: int) -> None:
+        """Say how many steps there will be in all, where only the run itself finds out."""
+        self._total_steps = total_steps
 
     def phase(self, name: str) -> None:
         """Name what goes on now ("sampling", "update" …). Costs nothing; seen in the live display only."""
@@ -114,7 +120,7 @@ class Console:
         if self.enabled and self.verbose and self.plain:
             if self._reward is not None:
                 self._line_rewards.append(self._reward)
-            gap = env_step - (self._line_env_step or 0)
+            gap = env_step - (self._line_env_step or 0) or step - self._line_step
             if self._line_env_step is None or gap >= self._log_interval or step == self._total_steps:
                 self._print_step()
 
@@ -235,7 +241,7 @@ class Console:
         counts = [f"step {_of(self._step, self._total_steps)}", f"items {_of(self._items, self._total_items)}"]
         progress = [f"env_step {self._env_step:,}", f"reward {_number(reward)}"]
         self._print(Text(" | ".join([*counts, *progress, *self._stats, f"ETA {self._eta()}"])))
-        self._line_env_step, self._line_rewards = self._env_step, []
+        self._line_env_step, self._line_step, self._line_rewards = self._env_step, self._step, []
 
     def _print(self, text: Text) -> None:
         if self.plain:

@@ -75,6 +75,19 @@ def test_unknown_totals_and_absent_numbers():
     assert "reward - | 3.000 tokens/s overall" in step_lines(file)[1]
 
 
+def test_steps_that_evaluate_no_reward_have_lines_by_their_count():
+    console, file, clock = make(log_interval=2)
+    console.start(None, None)
+    for step in range(1, 7):
+        clock.now += 5
+        if step == 3:
+            console.expect(7)  # the run has found out
+        console.step(step=step, items=step, env_step=80, reward=0.5, tokens_per_s=None)
+    lines = step_lines(file)
+    assert [line.split(" | ")[0] for line in lines] == ["step 1", "step 3/7", "step 5/7"]
+    assert [line.split(" | ")[-1] for line in lines] == ["ETA -", "ETA 20s", "ETA 10s"]
+
+
 def test_a_resumed_run_counts_only_its_own_steps_for_the_eta():
     console, file, clock = make()
     console.start(10, 40, step=6)

@@ -32,11 +32,13 @@ RECOMMENDED = {
     "eval_interval": 40,
     "eval_num_samples": 8,
     "eval_num_generations": 4,
-    # few pairs of wide gaps: reading a response again costs far more than drawing one
+    # Rounds: the first pairs only ever say "briefer", and on them alone the brief answers pass through the band and out
+    # at its other end. Reading a response again costs far more than drawing one, so each is drawn for one pair.
     "madpo": {
-        "preference_pairs_per_sample": 2,
-        "train_batch_size": 8,
-        "agent_learning_rate": 1e-4,  # three updates at 3e-4 took the brief answers past the band
+        "num_iterations": 4,
+        "preference_num_candidates": 1,
+        "train_batch_size": 20,
+        "agent_learning_rate": 1.5e-3,
         "max_steps": None,
     },
     # at 48 tokens hardly an answer ends by itself, and nothing but its characters would tell its length
@@ -50,7 +52,7 @@ RECOMMENDED = {
         "max_new_tokens": 64,
         "num_generations": 4,
         "joint_mode": "aligned",
-        "rollout_batch_size": 4,
+        "rollout_batch_size": 8,
         "agent_learning_rate": 1.5e-3,  # at a constant 2e-3 the learned reward rises on while the task's falls
         "max_steps": None,
     },

@@ -87,10 +87,11 @@ class MADPOTrainer(PreferenceTrainer):
         return batch.position // interval > max(0, batch.position - size) // interval
 
     def _schedule(self, round: int, num_pairs: int) -> None:
-        """Tells the schedules how many updates there will be, as far as this round's pairs say."""
+        """Tells the schedules and the console how many updates there will be, as far as this round's pairs say."""
         updates = self.args.num_train_epochs * -(-num_pairs // (self.args.train_batch_size or num_pairs))
         done = self.step_number - self.round_state.batches  # before this round
         total = min(done + updates * (self.rounds.stop - round), self.step_number + self.steps_left)
+        self.console.expect(total)
         for engine in self.engines:
             engine.settings = dataclasses.replace(engine.settings, total_updates=total)
 

@@ -210,7 +210,7 @@ class PreferenceTrainer(Trainer):
 
     def _begin(self) -> None:
         """What needs the run folder, and the evaluation before anything is learned."""
-        self.console.start(None, None)
+        self.console.start(self.total_steps, None, self.step_number)
         if self.iterative and self.comparator is None:
             self.comparator = self._make_comparator(self.run_folder.path / FOLDER / "answers.jsonl")
         if self.args.eval_interval and self.round_state == RoundState(self.rounds.start):
