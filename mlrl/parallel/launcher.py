@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from accelerate.commands import launch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -23,14 +24,26 @@ def main() -> None:
     """Runs accelerate's own command on this process's arguments."""
     elastic = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
     elastic.addFilter(lambda record: not str(record.msg).startswith(_OF_EVERY_FAILURE))
+    parser = launch.launch_command_parser()
+    parser.error = _refuse  # argparse's own prints some two hundred lines of usage first
+    args = parser.parse_args()
     try:
-        launch.main()
+        launch.launch_command(args)
     except ChildFailedError as error:
         sys.exit(report([(failure.timestamp, rank, failure.exitcode) for rank, failure in error.failures.items()]))
     except subprocess.CalledProcessError as error:  # where there is one process
         if not isinstance(error.cmd, list) or error.cmd[:1] != [sys.executable]:
             raise
         sys.exit(report([(0, 0, error.returncode)]))
+
+
+def _refuse(message: str) -> NoReturn:
+    print(
+        f"accelerate launch: {message}. Before the script stand options of accelerate launch, behind it those of the "
+        "script: train/magrpo.py --max_steps 3",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 
 def report(ends: Sequence[tuple[int, int, int]]) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlrl.parallel.launcher import report
+from mlrl.parallel.launcher import main, report
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,14 @@ from mlrl.parallel.launcher import report
 def test_exit_code_and_words(ends, code, said, capsys):
     assert report(ends) == code
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("words", [["--max_steps", "3", "train/magrpo.py"], ["--cpu"]])
+def test_wrong_options_get_one_line(words, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["launcher", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "unrecognized arguments: --max_steps" in said or "required: training_script" in said
