@@ -73,6 +73,10 @@ class LearningArguments:
     """Updates over which the learning rate rises from 0"""
     weight_decay: float = 0.0
     """Weight decay of AdamW"""
+    adam_beta1: float = 0.9
+    """Decay of AdamW's mean of gradients; lower where each round of updates has a new objective"""
+    adam_beta2: float = 0.999
+    """Decay of AdamW's mean of squared gradients"""
     max_nonfinite_steps: int = 3
     """NaN or infinite losses are skipped; so many steps in a row end the run"""
 

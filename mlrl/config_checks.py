@@ -20,6 +20,7 @@ _POSITIVE = (lambda v: v > 0, "a number above 0")
 _NOT_NEGATIVE = (lambda v: v >= 0, "0 or more")
 _ONE_OR_MORE = (lambda v: v >= 1, "1 or more")
 _ONE_OR_NONE = (lambda v: v >= 1, "1 or more, or leave it out (None)")
+_BELOW_ONE = (lambda v: 0 <= v < 1, "a number from 0 to below 1")
 _FRACTION = (lambda v: 0 <= v <= 1, "a number from 0 to 1")
 
 # field: (holds for a value, or for each element of a list; what is right)
@@ -27,7 +28,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_agents": _ONE_OR_MORE,
     "lora_rank": _ONE_OR_MORE,
     "lora_alpha": _POSITIVE,
-    "lora_dropout": (lambda v: 0 <= v < 1, "a number from 0 to below 1"),
+    "lora_dropout": _BELOW_ONE,
     "num_turns": _ONE_OR_MORE,
     "max_new_tokens": _ONE_OR_MORE,
     "max_prompt_tokens": _ONE_OR_NONE,
@@ -56,6 +57,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_grad_norm": (lambda v: v > 0, "a number above 0, or None for no clipping"),
     "warmup_steps": _NOT_NEGATIVE,
     "weight_decay": _NOT_NEGATIVE,
+    "adam_beta1": _BELOW_ONE,
+    "adam_beta2": _BELOW_ONE,
     "max_nonfinite_steps": _ONE_OR_MORE,
     "clip_range": (lambda v: 0 < v < 1, "a number between 0 and 1, or None for no clipping"),
     "clip_range_high": (lambda v: v > 0, "a number above 0, or None for the same as clip_range"),

@@ -60,6 +60,8 @@ OUT_OF_RANGE = [
     ("max_grad_norm", 0.0, "None for no clipping"),
     ("warmup_steps", -1, "0 or more"),
     ("weight_decay", -0.1, "0 or more"),
+    ("adam_beta1", 1.0, "from 0 to below 1"),
+    ("adam_beta2", -0.1, "from 0 to below 1"),
     ("max_nonfinite_steps", 0, "1 or more"),
     ("clip_range", 0.0, "None for no clipping"),
     ("clip_range", 1.0, "between 0 and 1"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.optim import AdamW
 
 from mlrl.parallel.group import Group
 
@@ -34,6 +35,11 @@ class OptimizerSettings:
     scheduler: str = "constant"
     warmup_steps: int = 0
     total_updates: int = 0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def make_optimizer(self, parameters: Sequence[torch.Tensor], fused: bool | None = None) -> AdamW:
+        """Its first learning rate is for all; `rate` says those that follow."""
+        return AdamW(parameters, self.learning_rate, self.betas, weight_decay=self.weight_decay, fused=fused)
 
     def rate(self, updates: int) -> float:
         """Learning rate of the update after `updates` others."""
@@ -59,9 +65,7 @@ class Engine:
         self.group = group or Group.alone()
         self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters]
         fused = all(p.device.type in ("cpu", "cuda") for p in self.masters)
-        self.optimizer = torch.optim.AdamW(
-            self.masters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=fused
-        )
+        self.optimizer = settings.make_optimizer(self.masters, fused)
         self.updates = 0
 
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:

@@ -46,7 +46,7 @@ class ZeroEngine:
         self.parameters, self.settings, self.group, self.updates = list(parameters), settings, group, 0
         self._passes_losses = module is None
         self.stage = zero["stage"]
-        optimizer = torch.optim.AdamW(self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        optimizer = settings.make_optimizer(self.parameters)
         config = _config(zero, self.parameters[0].dtype, settings.max_grad_norm)
         self.engine = _initialize(module or _Weights(self.parameters), config, group, optimizer)
         self.optimizer = self.engine.optimizer

@@ -36,16 +36,19 @@ RECOMMENDED = {
     # at its other end. Reading a response again costs far more than drawing one, so each is drawn for one pair.
     "madpo": {
         "num_iterations": 4,
-        "preference_num_candidates": 1,
+        "preference_num_candidates": 2,
+        "preference_pairs_per_sample": 1,
         "train_batch_size": 20,
-        "agent_learning_rate": 1.5e-3,
+        "agent_learning_rate": 1e-3,
+        "adam_beta1": 0.5,  # at 0.9 the second round still follows the first one's direction
         "max_steps": None,
     },
     # at 48 tokens hardly an answer ends by itself, and nothing but its characters would tell its length
     "marlhf": {
+        "preference_num_candidates": 3,
         "preference_pairs_per_sample": 2,
         "reward_train_batch_size": 8,
-        "reward_num_train_epochs": 2,
+        "reward_num_train_epochs": 1,
         "reward_learning_rate": 1e-3,
         "reward_pooling": "mean",
         "reward_validation_fraction": 0.25,
@@ -53,7 +56,7 @@ RECOMMENDED = {
         "num_generations": 4,
         "joint_mode": "aligned",
         "rollout_batch_size": 8,
-        "agent_learning_rate": 1.5e-3,  # at a constant 2e-3 the learned reward rises on while the task's falls
+        "agent_learning_rate": 5e-4,  # three times that and two updates exploit the learned reward
         "max_steps": None,
     },
 }

@@ -469,6 +469,7 @@ class Trainer:
         return OptimizerSettings(
             learning_rate=learning_rate,
             weight_decay=args.weight_decay,
+            betas=(args.adam_beta1, args.adam_beta2),
             max_grad_norm=args.max_grad_norm,
             scheduler=args.lr_scheduler,
             warmup_steps=args.warmup_steps,

@@ -78,6 +78,8 @@ SETTINGS: list[tuple] = [
     ("lr_scheduler", "cosin", "Did you mean 'cosine'"),
     ("warmup_steps", -1, "Give 0 or more"),
     ("weight_decay", -0.1, "Give 0 or more"),
+    ("adam_beta1", 1.0, "from 0 to below 1"),
+    ("adam_beta2", -0.1, "from 0 to below 1"),
     ("max_nonfinite_steps", 0, "Give 1 or more"),
     # Policy loss
     ("advantage_mode", "grpo", "raw, mean, rloo(, max or greedy| or max)"),

@@ -26,6 +26,16 @@ def test_adamw_by_hand():
     assert engine.updates == 1 and weight.grad is None
 
 
+def test_betas_by_hand():
+    """Gradients 3 and −1 under β = (0.5, 0.9): m = 0.25, m̂ = m/0.75, v = 0.9·0.9 + 0.1, v̂ = v/0.19."""
+    weight = parameter([0.0])
+    engine = Engine([weight], OptimizerSettings(0.1, max_grad_norm=None, betas=(0.5, 0.9)))
+    for gradient in (3.0, -1.0):
+        engine.backward(gradient * weight.sum())
+        engine.step(engine.grad_norm())
+    assert weight.item() == pytest.approx(-0.1 - 0.1 * (0.25 / 0.75) / (0.91 / 0.19) ** 0.5, abs=1e-6)
+
+
 def test_no_decay_by_default():
     weight = parameter([1.0])
     engine = Engine([weight], OptimizerSettings(0.1))

@@ -578,3 +578,8 @@ def test_one_agent_is_ordinary_reinforcement_learning(tiny_gpt2, config, trainer
     weights = loop_weights(trees, samples[0], made.args)
     shares = [-w * expected_advantages[id(s.node), s.generation] for w, s in zip(weights, samples[0], strict=True)]
     assert_weighted_sum(gradients[0], shares, rows)
+
+
+def test_the_betas_reach_the_optimizer(tiny_llama):
+    trainer = make_trainer(tiny_llama, adam_beta1=0.5, adam_beta2=0.95)
+    assert all(engine.optimizer.param_groups[0]["betas"] == (0.5, 0.95) for engine in trainer.engines)
