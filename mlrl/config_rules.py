@@ -231,9 +231,10 @@ def check_run(config: Any) -> list[str]:
 def check_run_folder(output_dir: str, run_name: str | None) -> None:
     """The run folder is new, where a user named it, and can be made."""
     if run_name is not None and (folder := Path(output_dir) / run_name).exists():
+        resumable = any((folder / "checkpoints").glob("checkpoint-*"))
+        other = "--resume_from_checkpoint latest to go on with it" if resumable else "delete it: it has no checkpoint"
         raise ConfigError(
-            f"run_name={run_name!r}: {folder} exists already. Give another run_name or output_dir, "
-            "or --resume_from_checkpoint latest to go on with it."
+            f"run_name={run_name!r}: {folder} exists already. Give another run_name or output_dir, or {other}."
         )
     check_writable("output_dir", output_dir, Path(output_dir))
 

@@ -200,8 +200,9 @@ class Console:
         self.close()
         lines = {}
         if self._step:
+            own = f", {self._step - self._first_step:,} of the steps" if self._first_step else ""
             lines["trained"] = (
-                f"{counted(self._step, 'step')}, {counted(self._items, 'item')}, env_step {self._env_step:,} "
+                f"{counted(self._step, 'step')}, {counted(self._items, 'item')}, env_step {self._env_step:,}{own} "
                 f"in {_duration(self._clock() - self._started)}"
             )
         lines |= self._before_after()

@@ -81,7 +81,8 @@ def check_resume_request(where: str, output_dir: str, run_name: str | None) -> N
     if where == LATEST:
         if run_name is None:
             raise ConfigError(
-                "resume_from_checkpoint='latest': of which run? Give run_name too, or the folder of a checkpoint"
+                "resume_from_checkpoint='latest': of which run? Give run_name too (no --config sets it), or the "
+                "folder of a checkpoint"
             )
         run = Path(output_dir) / run_name
         if run.is_dir() and not RunFolder(run).config.is_file() and not _is_empty(run):

@@ -445,6 +445,11 @@ def test_run_folder_must_be_new_and_writable(tmp_path):
     (tmp_path / "old").mkdir()
     with pytest.raises(ConfigError, match=r"run_name='old': .* exists already. Give another run_name"):
         config_rules.check_run_folder(str(tmp_path), "old")
+    with pytest.raises(ConfigError, match="delete it: it has no checkpoint"):
+        config_rules.check_run_folder(str(tmp_path), "old")
+    (tmp_path / "old/checkpoints/checkpoint-2").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="--resume_from_checkpoint latest to go on with it"):
+        config_rules.check_run_folder(str(tmp_path), "old")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output_dir='.*file/x': nothing can be written in"):
         config_rules.check_run_folder(str(tmp_path / "file" / "x"), "new")

@@ -233,3 +233,12 @@ def test_an_exception_gives_the_terminal_back():
     assert status != 0 and "KeyboardInterrupt" in output
     assert HIDE_CURSOR in output and output.rindex(SHOW_CURSOR) > output.rindex(HIDE_CURSOR)
     assert output.index("Traceback") > output.rindex(SHOW_CURSOR)
+
+
+def test_a_resumed_run_says_which_of_its_steps_the_time_is_of():
+    console, file, clock = make()
+    console.start(10, 40, step=6)
+    clock.now += 20
+    console.step(step=8, items=32, env_step=64, reward=0.5, tokens_per_s=1.0)
+    console.finish({})
+    assert "8 steps, 32 items, env_step 64, 2 of the steps in 20s" in file.getvalue()

@@ -42,6 +42,7 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
     blocks = [read_blocks(run, max(room, 0) // max(having, 1)) for run in runs]
     names = [run.name for run in runs]
     overviews = [overview(run, own) for run, own in zip(runs, blocks, strict=True)]
+    writing = [row for run, own in zip(runs, blocks, strict=True) for row in writing_rows(run, own)]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": number}
     template = environment.from_string((STATIC / "page.html").read_text(encoding="utf-8"))
@@ -61,7 +62,7 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
             }
             for section in SECTIONS
         ],
-        writing=[row for run, own in zip(runs, blocks, strict=True) for row in writing_rows(run, own)],
+        writing=writing,
         shown=[
             (name, sum(len(block.trees) for block in own), sum(block.total for block in own))
             for name, own in zip(names, blocks, strict=True)
@@ -69,6 +70,7 @@ def render(runs: Sequence[Run], max_mb: float) -> str:
         cut=sum(block.cut for own in blocks for block in own),
         text_limit=TEXT_LIMITS[0],
         max_mb=max_mb,
+        writing_steps=len({(row.run, row.step) for row in writing}) if len(runs) == 1 else 2,
         much_empty=MUCH_EMPTY,
         data={"curves": curves, "index": _json(_index(names, blocks)), **_tree_data(blocks)},
         script=script,

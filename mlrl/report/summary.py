@@ -120,7 +120,7 @@ def writing_rows(run: Run, blocks: Sequence[Block]) -> list[WritingRow]:
 def _writing_row(run: str, agent: int, step: int, own: AgentWriting) -> WritingRow:
     count = max(own.responses, 1)
     shares = (own.tokens / count, own.empty / count, own.truncated / count, len(own.texts) / count)
-    example = own.example.strip()
+    example = "" if 2 * own.empty >= own.responses else own.example.strip()  # what it mostly writes
     example = example if len(example) <= EXAMPLE_LENGTH else f"{example[:EXAMPLE_LENGTH].rstrip()} …"
     return WritingRow(run, agent, step, *shares, example)
 
@@ -167,19 +167,46 @@ def _rewards(run: Run) -> list[tuple[str, float, float, float | None]]:
             one_turn = f"{prefix}turn_2/expected_return" not in run.metrics  # then the return is the reward
             stderr = float(error.value[-1]) if error is not None and one_turn and len(error.value) else None
             stderr = None if stderr is not None and math.isnan(stderr) else stderr
-            rows.append((f"{label} return, turn {turn}", float(values[0]), float(values[-1]), stderr))
+            what = "reward" if one_turn else f"return from turn {turn} on"
+            rows.append((f"{label} {what}", float(values[0]), float(values[-1]), stderr))
         if rows:
             return rows
     return []
 
 
+def _silent_agents(blocks: Sequence[Block]) -> dict[int, str]:
+    """The agents that answer with nothing at the last kept step or evaluation: how often, and since when."""
+    kept = [block for block in blocks if block.writing]
+    kept.sort(key=lambda block: (block.step, block.split == "eval"))  # an evaluation comes after the step of its number
+    last = [[block for block in kept if block.split == split][-1:] for split in ("train", "eval")]
+    found = {}
+    for agent in range(max((len(block.writing) for block in kept), default=0)):
+
+        def empty(block: Block, agent: int = agent) -> float:
+            own = block.writing[agent] if agent < len(block.writing) else AgentWriting()
+            return own.empty / max(own.responses, 1)
+
+        now = [block for own in last for block in own if empty(block) >= MUCH_EMPTY]
+        if now:
+            first = next(block for block in kept if empty(block) >= MUCH_EMPTY)
+            shares = " and ".join(f"{empty(block):.0%} of its responses {_when(block)}" for block in now)
+            since = "" if first in now else f"; first seen {_when(first)} ({empty(first):.0%})"
+            found[agent] = f"agent {agent} answers with nothing: {shares}{since}"
+    return found
+
+
+def _when(block: Block) -> str:
+    return f"in the evaluation at step {block.step}" if block.split == "eval" else f"at step {block.step}"
+
+
 def _warnings(run: Run, blocks: Sequence[Block]) -> list[str]:
-    found = []
+    silent = _silent_agents(blocks)
+    found = list(silent.values())
     rows = writing_rows(run, blocks)
     for row in (row for row in rows if row.step == rows[-1].step):
         who = f"agent {row.agent}"
-        if row.empty >= MUCH_EMPTY:
-            found.append(f"{who} answers with nothing in {row.empty:.0%} of its responses (step {row.step})")
+        if row.agent in silent:
+            pass
         elif row.tokens <= 0.1 * max(other.tokens for other in rows if other.step == row.step):
             found.append(
                 f"{who} writes {row.tokens:.1f} tokens a response, a tenth or less of another (step {row.step})"
@@ -193,7 +220,7 @@ def _warnings(run: Run, blocks: Sequence[Block]) -> list[str]:
         shares = {name: _recent(own.finite.value) for name, own in run.metrics.items() if name.endswith(ending)}
         places = [f"{_place(name)} {share:.0%}" for name, share in shares.items() if share >= least]
         if places:
-            found.append(f"{text}: {'; '.join(places)}")
+            found.append(f"{text}, over the last quarter of the run: {'; '.join(places)}")
     for name, text in (
         ("nonfinite_fraction", "updates were skipped for NaN or infinite gradients"),
         ("truncated_prompt_fraction", "prompts were cut to fit"),

@@ -97,7 +97,7 @@ def test_a_page_of_several_runs(team, capsys):
     assert charts["Policy loss"][0]["y"] == [0.5, None, 0.5, 0.5]  # null is a gap
     assert "team-0 · agent 0: 1 of 4 values are NaN or infinite" in page.text
     # returns ran from 0.25 to 1 and from 1.25 to 2: 0.75 → 1.5, and the two last ones deviate by 1/√2
-    assert re.search(r"training return, turn 1\s*0\.75\s*1\.5\s*± 0\.7071 over 2 runs\s*\+0\.75", page.text)
+    assert re.search(r"training reward\s*0\.75\s*1\.5\s*± 0\.7071 over 2 runs\s*\+0\.75", page.text)
     assert re.search(r"sampling 4 s \(40 %\)\s*rewards 1 s \(10 %\)\s*update and other 5 s \(50 %\)", page.text)
 
 
@@ -178,8 +178,34 @@ def test_a_run_that_has_just_begun(tmp_path):
 
 def test_an_agent_that_says_nothing_is_named(team):
     report(team / "team-0")  # agent 1 writes nothing in half of its responses
-    assert "agent 1 answers with nothing in 50% of its responses (step 1)" in read(team / "team-0/report.html").text
+    assert "agent 1 answers with nothing: 50% of its responses at step 1" in read(team / "team-0/report.html").text
     assert "agent 0 answers with nothing" not in read(team / "team-0/report.html").text
+
+
+def test_since_when_an_agent_says_nothing(tmp_path):
+    folder = write_run(tmp_path / "a", list(curve_rows()))
+
+    def write(split, step, empty):
+        texts = [["a", "b", "c", "d"], ["x"] * (4 - empty) + [""] * empty]
+        folder.write_completions([node(0, [], [0.0, 0.5, 1.0, 0.0], texts, advantages=None)], split, step)
+
+    write("eval", 0, 0)
+    write("train", 1, 1)
+    write("train", 3, 3)
+    write("eval", 3, 4)
+    report(folder.path)
+    text = read(folder.path / "report.html").text
+    assert (
+        "agent 1 answers with nothing: 75% of its responses at step 3 and 100% of its responses in the evaluation at "
+        "step 3; first seen at step 1 (25%)"
+    ) in text
+    assert "agent 0 answers with nothing" not in text
+    assert text.count("(empty)") == 2  # its example at step 3, where most are, and the line that says so
+    (tmp_path / "a/completions/eval-000003.jsonl").unlink()
+    write("eval", 3, 0)
+    write("train", 3, 0)
+    report(folder.path)
+    assert "answers with nothing" not in read(folder.path / "report.html").text  # it found its words again
 
 
 def test_an_agent_that_says_far_less_than_another_is_named(tmp_path):
@@ -188,7 +214,7 @@ def test_an_agent_that_says_far_less_than_another_is_named(tmp_path):
     folder.write_completions([node(0, [], [0.0] * 9 + [1.0], texts, advantages=None)], "train", 1)
     report(folder.path)
     text = read(folder.path / "report.html").text
-    assert "agent 1 answers with nothing in 10% of its responses (step 1)" in text
+    assert "agent 1 answers with nothing: 10% of its responses at step 1" in text
     (tmp_path / "a/completions/train-000001.jsonl").unlink()
     folder.write_completions([node(0, [], [0.0, 1.0], [["word " * 20] * 2, ["no", "yes"]])], "train", 1)
     report(folder.path)

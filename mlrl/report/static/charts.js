@@ -5,6 +5,7 @@
   const { groups, axes, charts } = read("curves");
   const drawn = new Map(); // figure → {plot, lines}
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
+  const WHOLE = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat(); // steps are
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const color = (index) => css(`--c${index % 8}`);
   const faded = (index, share) => `color-mix(in srgb, ${color(index)} ${share}%, transparent)`;
@@ -74,7 +75,7 @@
         x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
         y: { range: yRange },
       },
-      axes: [{ ...axis, values, space: 60, size: 34 }, { ...axis, values, size: (_, texts) => 16 + 7 * Math.max(3, ...(texts ?? []).map((text) => text.length)) }],
+      axes: [{ ...axis, values, space: 60, size: 34, incrs: WHOLE }, { ...axis, values, size: (_, texts) => 16 + 7 * Math.max(3, ...(texts ?? []).map((text) => text.length)) }],
       cursor: { points: { size: 7 }, drag: { x: true, y: false } },
       hooks: { setCursor: [(u) => legend(figure, u, shown, variants)] },
     }, uPlot.join(tables), place);
@@ -177,6 +178,11 @@
   document.getElementById("chart-controls")?.addEventListener("input", redraw);
   document.getElementById("chart-controls")?.addEventListener("submit", (event) => event.preventDefault());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  const drawAbove = (target) => figures // so that a link does not miss: a chart grows as it is drawn
+    .filter((figure) => !drawn.has(figure) && target && figure.compareDocumentPosition(target) & Node.DOCUMENT_POSITION_FOLLOWING)
+    .forEach(draw);
+  for (const link of document.querySelectorAll("a[href^='#']"))
+    link.addEventListener("click", () => drawAbove(document.querySelector(link.getAttribute("href"))));
   addEventListener("beforeprint", () => figures.filter((figure) => !drawn.has(figure)).forEach(draw));
   paintSwatches();
 })();

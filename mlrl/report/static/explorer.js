@@ -5,7 +5,7 @@
   const [runs, steps, items] = ["tree-run", "tree-step", "tree-item"].map((id) => document.getElementById(id));
   const root = document.getElementById("tree"), detail = document.getElementById("detail");
   const cache = new Map(); // id of a data block → its trees
-  let tree, nodes, scale; // the tree shown, its nodes by path, lowest and highest reward in it
+  let tree, nodes, scale; // the tree shown, its nodes by path, lowest and highest reward in it, or 0
 
   function make(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
@@ -65,7 +65,7 @@
     nodes = new Map(tree.nodes.map((node) => [key(node.path), node]));
     const rewards = tree.nodes.flatMap((node) => node.rewards.map(mean)).filter((value) => value != null);
     root.parentElement.style.setProperty("--agents", tree.nodes[0].responses.length);
-    scale = [Math.min(...rewards), Math.max(...rewards)];
+    scale = [Math.min(0, ...rewards), Math.max(0, ...rewards)]; // bars start at 0
     root.replaceChildren(...rows(nodes.get(""), 1));
     let place = root.querySelector("[role=treeitem]");
     for (let turn = 1; turn <= tree.best.length; turn++) { // the best branch lies open
@@ -156,6 +156,7 @@
     const back = make("button", { type: "button", class: "back" }, "↑ back to the tree");
     back.addEventListener("click", () => root.querySelector("[tabindex='0']").focus());
     detail.replaceChildren(make("p", { class: "crumbs" }, ...crumbs.flatMap((crumb, turn) => (turn ? [" → ", crumb] : [crumb]))), numbers, make("div", { class: "agents" }, ...agents), back);
+    for (const prompt of detail.querySelectorAll(".prompt")) prompt.scrollTop = prompt.scrollHeight; // what was asked last
     for (const crumb of crumbs) crumb.addEventListener("click", () => { select(find(crumb.dataset.path.split(","))); root.querySelector("[tabindex='0']").focus(); });
   }
 
