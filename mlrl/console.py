@@ -28,6 +28,7 @@ class Console:
         verbose: False shows evaluations and the end only (``config_sections.output.verbose``).
         log_interval: In plain mode, the smallest ``env_step`` gap between two step lines; of steps that evaluate no
             reward, as learning from pairs, the smallest gap in steps.
+        reward: What the reward of a step is called.
         file: Where to write (default: ``sys.stdout``).
         clock: Time in seconds, for tests.
     """
@@ -38,12 +39,14 @@ class Console:
         plain: bool | None = None,
         verbose: bool = True,
         log_interval: int = 1,
+        reward: str = "reward",
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.enabled = enabled
         self.verbose = verbose
         self._log_interval = log_interval
+        self._reward_name = reward
         self._file = file
         self._clock = clock
         self._rich = RichConsole(file=file, highlight=False)
@@ -240,7 +243,7 @@ class Console:
         rewards = self._line_rewards
         reward = sum(rewards) / len(rewards) if rewards else None
         counts = [f"step {_of(self._step, self._total_steps)}", f"items {_of(self._items, self._total_items)}"]
-        progress = [f"env_step {self._env_step:,}", f"reward {_number(reward)}"]
+        progress = [f"env_step {self._env_step:,}", f"{self._reward_name} {_number(reward)}"]
         self._print(Text(" | ".join([*counts, *progress, *self._stats, f"ETA {self._eta()}"])))
         self._line_env_step, self._line_step, self._line_rewards = self._env_step, self._step, []
 
@@ -261,7 +264,7 @@ class Console:
         )
         name, since = self._phase
         stats = [f"{name} {_duration(now - since)}"] if name else []
-        stats += [f"env_step {self._env_step:,}", f"reward {_number(self._reward)}", *self._stats]
+        stats += [f"env_step {self._env_step:,}", f"{self._reward_name} {_number(self._reward)}", *self._stats]
         return Group(line, Text(" · ".join(stats), style="dim", no_wrap=True, overflow="ellipsis"))
 
     def _eta(self) -> str:

@@ -44,7 +44,7 @@ from mlrl.trainers.checkpointing import (
     restore,
 )
 from mlrl.trainers.data import Batch, batches, first_items
-from mlrl.trainers.describe import describe_run, next_commands, peak_memory_gb
+from mlrl.trainers.describe import describe_run, next_commands, peak_memory_gb, summarize_run
 from mlrl.trainers.evaluation import evaluate, evaluation_growth
 from mlrl.trainers.records import write_nodes
 from mlrl.trainers.run_length import run_items, run_steps, run_updates
@@ -75,6 +75,8 @@ class Trainer:
     algorithm: ClassVar[str]
     takes_own_rewards: ClassVar[bool] = False
     """Whether a reward may be one number an agent."""
+    line_reward: ClassVar[str] = "turn 1 reward"
+    """What a step's line shows where there are several turns."""
 
     def __init__(
         self,
@@ -203,7 +205,10 @@ class Trainer:
         restore(self, self._resume)
         self.run_folder = make_run_folder(args, self.algorithm, self.task.name or "task", self.world, self._resume)
         with Console(
-            enabled=self.launch.is_main, verbose=is_verbose(self.wandb_config), log_interval=args.logging_steps
+            enabled=self.launch.is_main,
+            verbose=is_verbose(self.wandb_config),
+            log_interval=args.logging_steps,
+            reward="reward" if args.num_turns == 1 else self.line_reward,
         ) as self.console:
             self._go_on()
             self.tracking = Tracking(
@@ -225,7 +230,7 @@ class Trainer:
                 with profiling.profiling(self.profile):
                     saved = self._run_to_the_end(schedule) | {"metrics": self.run_folder.metrics}
                 saved |= next_commands(args, self.run_folder)
-                self.console.finish(saved, self._summary())
+                self.console.finish(saved, summarize_run(self))
             finally:
                 self.sampler.close()
                 self.tracking.finish()
@@ -483,11 +488,6 @@ class Trainer:
     def _describe(self) -> dict[str, Any]:
         """The header of a run, line by line."""
         return describe_run(self)
-
-    def _summary(self) -> dict[str, Any]:
-        peak = max(self.world.gather(peak_memory_gb(self.launch.device)))
-        summary = {"peak memory": f"{peak:.2f} GB" + (" a rank" if self.world.size > 1 else "")}
-        return summary if self.profile is None else summary | {"time": self.profile.shares()}
 
     def _make_profile(self) -> profiling.Profile | None:
         path = self.run_folder.profile / f"rank_{self.world.rank}.jsonl"

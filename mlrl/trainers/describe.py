@@ -73,6 +73,13 @@ def _devices(trainer: Trainer) -> str:
     return f"{world.size} ranks ({device}), {trainer.args.placement}{sharding}"
 
 
+def summarize_run(trainer: Trainer) -> dict[str, Any]:
+    """What a run took, for its last lines; all ranks call it together."""
+    peak = max(trainer.world.gather(peak_memory_gb(trainer.launch.device)))
+    summary = {"peak memory": f"{peak:.2f} GB" + (" a rank" if trainer.world.size > 1 else "")}
+    return summary if trainer.profile is None else summary | {"time": trainer.profile.shares()}
+
+
 def peak_memory_gb(device: torch.device) -> float:
     """Most memory used so far, in GB: of the GPU, or of this process where there is none."""
     if device.type == "cuda":
