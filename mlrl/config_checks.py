@@ -103,6 +103,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "preference_replay_lambda": _FRACTION,
     "preference_replay_sample_size": _ONE_OR_NONE,
     "dpo_beta": _POSITIVE,
+    "rpo_alpha": _NOT_NEGATIVE,
     "reward_learning_rate": _NOT_NEGATIVE,
     "reward_num_train_epochs": _ONE_OR_MORE,
     "reward_train_batch_size": _ONE_OR_MORE,

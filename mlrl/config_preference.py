@@ -104,6 +104,8 @@ class DPOArguments:
 
     dpo_beta: float = 0.1
     """Scale of the joint margin in the loss"""
+    rpo_alpha: float = 0.0
+    """Weight of the winners' negative log-likelihood a token, added to the loss (iterative RPO)"""
     dpo_reference: bool = True
     """Margins relative to the initial policy; False: without a reference"""
 

@@ -55,6 +55,7 @@ OUT_OF_RANGE = [
     ("preference_replay_lambda", -0.1, "from 0 to 1"),
     ("preference_replay_sample_size", 0, "leave it out"),
     ("dpo_beta", 0.0, "above 0"),
+    ("rpo_alpha", -1.0, "0 or more"),
     ("reward_learning_rate", -1e-5, "0 or more"),
     ("reward_num_train_epochs", 0, "1 or more"),
     ("reward_train_batch_size", 0, "1 or more"),

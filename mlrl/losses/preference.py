@@ -7,9 +7,11 @@ For pair p, agent i and the N agents of a team, with log π summed over all toke
     m   = Σ_i Δ_i                                                                          the joint margin
     L_p = −(1−ε) log σ(β m) − ε log σ(−β m)                              β `dpo_beta`, ε `label_smoothing`
 
-which for N = 1 is DPO (2305.18290; ε as in conservative DPO). Every agent has its own weights, so agent i's loss takes
-the other agents' margins as constants. They are to be measured at the same weights, before any agent steps: then the
-gradients of the N losses together are the gradient of L.
+    L_p + α Σ_i NLL_i,  NLL_i = −log π_i(winner | h_i) a token                            α `rpo_alpha`, where it is set
+
+which for N = 1 is DPO (2305.18290; ε as in conservative DPO), with α iterative RPO (2404.19733). Every agent has its
+own weights, so agent i's loss takes the other agents' margins as constants. They are to be measured at the same
+weights, before any agent steps: then the gradients of the N losses together are the gradient of L.
 
 Without a reference the margin at the start is ruled by length: at β = 0.1 and one nat a token, winner and loser of
 120 and 40 tokens have m = −80 and the gradient weight σ(8) = 0.9997, of 40 and 120 tokens σ(−8) = 0.0003.
@@ -34,14 +36,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PreferenceLossSettings:
-    """`dpo_beta` > 0 scales margins; `label_smoothing` in [0, 0.5) is the assumed rate of wrong preferences."""
+    """`dpo_beta` > 0 scales margins; `label_smoothing` in [0, 0.5) is the assumed rate of wrong preferences.
+
+    `rpo_alpha` weighs the winners' negative log-likelihood a token.
+    """
 
     dpo_beta: float = 0.1
     label_smoothing: float = 0.0
+    rpo_alpha: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.dpo_beta > 0:
             raise ValueError(f"dpo_beta={self.dpo_beta!r}: margins are multiplied by it. Use a number above 0.")
+        if self.rpo_alpha < 0:
+            raise ValueError(f"rpo_alpha={self.rpo_alpha!r}: winners would be unlearned. Use 0 or more.")
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(
                 f"label_smoothing={self.label_smoothing!r}: from 0.5 on losers would be preferred. Use 0 to below 0.5."
@@ -96,6 +104,18 @@ def pair_margins(
     pair_T = torch.repeat_interleave(pairs_S, lengths_S)
     sign_T = torch.repeat_interleave(signs_S, lengths_S).to(logprobs_T.dtype)
     return logprobs_T.new_zeros(num_pairs).index_add(0, pair_T, sign_T * logprobs_T)
+
+
+def winner_nll(logprobs_T: Tensor, lengths_S: Tensor, pairs_S: Tensor, signs_S: Tensor, num_pairs: int) -> Tensor:
+    """−log π of each pair's winner, the mean over the tokens that the agent wrote in it, nll_P in nats.
+
+    Args:
+        logprobs_T, lengths_S, pairs_S, signs_S: see `pair_margins`.
+    """
+    pair_T = torch.repeat_interleave(pairs_S, lengths_S)
+    wins_T = (torch.repeat_interleave(signs_S, lengths_S) > 0).to(logprobs_T.dtype)
+    zeros_P = logprobs_T.new_zeros(num_pairs)
+    return -zeros_P.index_add(0, pair_T, wins_T * logprobs_T) / zeros_P.index_add(0, pair_T, wins_T)
 
 
 def preference_loss(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mlrl.losses.preference import pair_margins
+from mlrl.losses.preference import pair_margins, winner_nll
 from mlrl.models.base import Policy
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.preference.pairs import PreferencePair, Trajectory
@@ -62,6 +62,11 @@ def batch_margins(policy: Policy, batch: PairBatch, temperature: float) -> Tenso
 
     Call inside `policy.use()`, with its backward.
     """
+    return batch_scores(policy, batch, temperature)[0]
+
+
+def batch_scores(policy: Policy, batch: PairBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """The same, and −log π(winner) a token of each pair (see `winner_nll`)."""
     scored, lengths = policy.logprobs(batch.tree, temperature)
     logprobs_L = scored.logprobs_L
     device = logprobs_L.device
@@ -70,25 +75,14 @@ def batch_margins(policy: Policy, batch: PairBatch, temperature: float) -> Tenso
     starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     ranks = [rank[number] for number, _, _ in batch.uses]
     tokens = [token for r in ranks for token in range(starts[r], starts[r + 1])]
-    return pair_margins(
+    uses = (
         logprobs_L[torch.tensor(tokens, device=device)],
         torch.tensor([lengths[r] for r in ranks], device=device),
         torch.tensor([pair for _, pair, _ in batch.uses], device=device),
         torch.tensor([sign for _, _, sign in batch.uses], device=device),
         len(batch.places),
     )
-
-
-@torch.no_grad()
-def measured_margins(
-    policy: Policy, pairs: Sequence[PreferencePair], agent: int, *, max_tokens: int, temperature: float
-) -> Tensor:
-    """The same of all pairs, as constants: what partners add to an agent's loss, or what a reference takes off."""
-    margins_P = torch.zeros(len(pairs), device=policy.base.language_model.device)
-    with policy.use():
-        for batch in pair_batches(pairs, agent, max_tokens):
-            margins_P[batch.places] = batch_margins(policy, batch, temperature)
-    return margins_P
+    return pair_margins(*uses), winner_nll(*uses)
 
 
 def _chains(trajectory: Trajectory, agent: int) -> list[Chain]:

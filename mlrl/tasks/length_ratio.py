@@ -40,6 +40,7 @@ RECOMMENDED = {
         "preference_pairs_per_sample": 1,
         "train_batch_size": 20,
         "agent_learning_rate": 1e-3,
+        "rpo_alpha": 3.0,
         "adam_beta1": 0.5,  # at 0.9 the second round still follows the first one's direction
         "max_steps": None,
     },

@@ -45,7 +45,7 @@ class MADPOTrainer(PreferenceTrainer):
         update = PairUpdate(
             self.team,
             self.engines,
-            PreferenceLossSettings(args.dpo_beta, args.label_smoothing),
+            PreferenceLossSettings(args.dpo_beta, args.label_smoothing, args.rpo_alpha),
             temperature=args.temperature,
             micro_batch_tokens=args.micro_batch_tokens,
             max_grad_norm=args.max_grad_norm,

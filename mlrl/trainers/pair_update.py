@@ -21,7 +21,7 @@ from mlrl.parallel.group import Group
 from mlrl.parallel.zero import ZeroEngine
 from mlrl.preference.dropout import adapter_dropout
 from mlrl.preference.pairs import PreferencePair, Trajectory
-from mlrl.preference.scoring import PairBatch, batch_margins, pair_batches
+from mlrl.preference.scoring import PairBatch, batch_margins, batch_scores, pair_batches
 from mlrl.preference.spreading import rank_batches
 from mlrl.trainers.policy_update import UpdateOutcome, merge, step_all
 from mlrl.trainers.samples import stand_in
@@ -132,7 +132,7 @@ class PairUpdate:
                     scored, _ = policy.logprobs(stand_in(), self.temperature)
                     loss = 0.0 * scored.logprobs_L.sum()
                 else:
-                    own_P = batch_margins(policy, batch, self.temperature)
+                    own_P, nll_P = batch_scores(policy, batch, self.temperature)
                     # Σ_{j≠i} Δ_j, and what the reference takes off the agent's own
                     others_P = relative_NP[:, batch.places].sum(0) - relative_NP[agent, batch.places]
                     others_P = (others_P - reference_NP[agent, batch.places]).to(own_P.device)
@@ -140,7 +140,8 @@ class PairUpdate:
                     outputs = preference_loss(own_P, weights_P, self.settings, others_P)
                     if agent == 0:  # the pair's loss is the same for all agents
                         _record(outcome, outputs)
-                    loss = outputs.loss
+                    outcome.add(f"preference/agent_{agent}/winner_nll", float(nll_P.detach().sum()), len(nll_P))
+                    loss = outputs.loss + self.settings.rpo_alpha * (weights_P * nll_P).sum()
                 engine.backward(loss, last=number == len(work))
 
 

@@ -167,6 +167,7 @@ SETTINGS: list[tuple] = [
     ("preference_replay_sample_size", 0, "leave it out"),
     ("preference_replay_from", "nowhere", "Give an earlier run's", {"preference_replay_mode": "all_history"}),
     ("dpo_beta", 0.0, "above 0"),
+    ("rpo_alpha", -1.0, "0 or more"),
     ("dpo_reference", "initial", "Give True or False"),
     ("comparator_ranks", 0, "agents, or 1 or more"),
     ("reward_model_ranks", 0, "agents, or 1 or more"),

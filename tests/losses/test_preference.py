@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from mlrl.losses.preference import PreferenceLossSettings, bradley_terry_loss, pair_margins, preference_loss
+from mlrl.losses.preference import (
+    PreferenceLossSettings,
+    bradley_terry_loss,
+    pair_margins,
+    preference_loss,
+    winner_nll,
+)
 
 # (pair, sign, tokens) of one agent: pair 0 has one turn a side, pair 1 two turns for the winner and one for the loser
 SEQUENCES = [(0, 1, 3), (0, -1, 1), (1, 1, 2), (1, 1, 4), (1, -1, 5), (2, -1, 2), (2, 1, 1)]
@@ -143,7 +149,16 @@ def test_large_margins_stay_finite():
     assert own_P.grad.tolist() == [0.0, -1.0]
 
 
+def test_nll_of_winners_by_hand():
+    """Pair 0 wins with tokens of 1 and 2 nats and, in a second turn, of 6; pair 1 with one of 0.5."""
+    logprobs_T = torch.tensor([-1.0, -2.0, -9.0, -6.0, -0.5, -8.0])
+    uses = (torch.tensor([2, 1, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1, -1, 1, 1, -1]))
+    assert winner_nll(logprobs_T, *uses, 2).tolist() == pytest.approx([3.0, 0.5])
+
+
 def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="rpo_alpha=-1"):
+        PreferenceLossSettings(0.1, rpo_alpha=-1)
     with pytest.raises(ValueError, match="dpo_beta=0"):
         PreferenceLossSettings(0)
     with pytest.raises(ValueError, match="label_smoothing=0.5"):

@@ -5,7 +5,7 @@ import torch
 
 from mlrl.losses.preference import PreferenceLossSettings, preference_loss
 from mlrl.preference.pairs import candidate_pairs, trajectories
-from mlrl.preference.scoring import batch_margins, measured_margins, pair_batches
+from mlrl.preference.scoring import batch_margins, pair_batches
 from tests.preference.build import SAMPLING
 from tests.trainers.loops import assert_close, flat, grow, make_trainer, plain_model
 
@@ -19,6 +19,16 @@ def make(folder, **settings):
         paths = trajectories(tree, discount=1.0, writer="current", sampling=SAMPLING)
         pairs += candidate_pairs(tree.item, tree.ordinal, paths, selection="reward_gap", limit=7, seed=0)
     return trainer, pairs
+
+
+@torch.no_grad()
+def measured_margins(policy, pairs, agent, *, max_tokens, temperature):
+    """Margins of all pairs, micro-batch after micro-batch."""
+    margins_P = torch.zeros(len(pairs))
+    with policy.use():
+        for batch in pair_batches(pairs, agent, max_tokens):
+            margins_P[batch.places] = batch_margins(policy, batch, temperature)
+    return margins_P
 
 
 def loop_margin(model, pair, agent):

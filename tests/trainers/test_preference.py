@@ -60,19 +60,28 @@ def some_pairs(trainer):
     return collect_pairs(trainer.collector, list(enumerate(ROWS)), trainer.growth(), settings).pairs
 
 
-def loop_margin(model, pair, agent):
-    """Σ over turns and tokens of log π, winner less loser, one sequence at a time."""
+def loop_logprob(model, side, agent):
+    """Σ over turns and tokens of log π of one side of a pair, one sequence at a time."""
     total = 0.0
-    for sign, side in ((1, pair.winner), (-1, pair.loser)):
-        for turn in side.turns:
-            prompt, answer = turn.prompts[agent].token_ids, turn.responses[agent].token_ids
-            logits = model(input_ids=torch.tensor([prompt + answer]), use_cache=False).logits[0].log_softmax(-1)
-            total = total + sign * sum(logits[len(prompt) - 1 + i, token] for i, token in enumerate(answer))
+    for turn in side.turns:
+        prompt, answer = turn.prompts[agent].token_ids, turn.responses[agent].token_ids
+        logits = model(input_ids=torch.tensor([prompt + answer]), use_cache=False).logits[0].log_softmax(-1)
+        total = total + sum(logits[len(prompt) - 1 + i, token] for i, token in enumerate(answer))
     return total
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_an_update_is_the_gradient_of_the_joint_loss(tiny_llama, tmp_path, turns):
+def loop_margin(model, pair, agent):
+    return loop_logprob(model, pair.winner, agent) - loop_logprob(model, pair.loser, agent)
+
+
+def loop_nll(model, pair, agent):
+    """−log π of the winner a token."""
+    tokens = sum(len(turn.responses[agent].token_ids) for turn in pair.winner.turns)
+    return -loop_logprob(model, pair.winner, agent) / tokens
+
+
+@pytest.mark.parametrize(("turns", "alpha"), [(1, 0.0), (2, 0.0), (2, 0.7)])
+def test_an_update_is_the_gradient_of_the_joint_loss(tiny_llama, tmp_path, turns, alpha):
     trainer = make(MADPOTrainer, MADPOConfig, tiny_llama, tmp_path, num_turns=turns)
     team, beta = trainer.team, 0.3
     for agent in team.agents:
@@ -81,7 +90,12 @@ def test_an_update_is_the_gradient_of_the_joint_loss(tiny_llama, tmp_path, turns
     assert len(pairs) >= 4
     engines = [RecordingEngine(a.parameters, trainer._optimizer_settings(1e-3), moves=False) for a in team.agents]
     update = PairUpdate(
-        team, engines, PreferenceLossSettings(beta), temperature=1.0, micro_batch_tokens=70, max_grad_norm=None
+        team,
+        engines,
+        PreferenceLossSettings(beta, rpo_alpha=alpha),
+        temperature=1.0,
+        micro_batch_tokens=70,
+        max_grad_norm=None,
     )
     reference = team_margins([a.reference for a in team.agents], team.mesh.agents, team.mesh.world, pairs, 1.0, 70)
     outcome = update.run(pairs, reference)
@@ -100,14 +114,19 @@ def test_an_update_is_the_gradient_of_the_joint_loss(tiny_llama, tmp_path, turns
     assert count == len(pairs) and total / count == pytest.approx(loss, abs=1e-4)
     assert outcome.metrics["preference/agent_1/margin"][0] == pytest.approx(sum(relative[1]), abs=1e-3)
     for agent, engine in zip(team.agents, engines, strict=True):
-        expected = 0.0
+        expected, nll = 0.0, 0.0
         with plain_model(agent.policy) as model:
             for pair, m in zip(pairs, joint, strict=True):
+                own = loop_nll(model, pair, agent.index)
+                nll += float(own.detach()) / len(pairs)
+                expected += alpha / len(pairs) * flat(torch.autograd.grad(own, agent.parameters), agent.parameters)
                 gradients = torch.autograd.grad(loop_margin(model, pair, agent.index), agent.parameters)
                 # d/dθ −log σ(β m) = −β σ(−β m) dΔ_i/dθ
                 expected -= beta / (1 + math.exp(beta * m)) / len(pairs) * flat(gradients, agent.parameters)
         assert torch.allclose(engine.recorded[0].double(), expected.double(), atol=2e-5)
         assert expected.norm() > 1e-3
+        total, count = outcome.metrics[f"preference/agent_{agent.index}/winner_nll"]
+        assert count == len(pairs) and total / count == pytest.approx(nll, abs=1e-4)
 
 
 def test_another_model_may_be_the_reference(tiny_llama, tiny_llama_other, tmp_path):
