@@ -74,7 +74,7 @@ class LearningArguments:
     weight_decay: float = 0.0
     """Weight decay of AdamW"""
     adam_beta1: float = 0.9
-    """Decay of AdamW's mean of gradients; lower where each round of updates has a new objective"""
+    """Decay of AdamW's mean of gradients; lower forgets old rounds sooner"""
     adam_beta2: float = 0.999
     """Decay of AdamW's mean of squared gradients"""
     max_nonfinite_steps: int = 3
