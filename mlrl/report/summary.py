@@ -205,9 +205,9 @@ def _warnings(run: Run, blocks: Sequence[Block]) -> list[str]:
     rows = writing_rows(run, blocks)
     for row in (row for row in rows if row.step == rows[-1].step):
         who = f"agent {row.agent}"
-        if row.agent in silent:
-            pass
-        elif row.tokens <= 0.1 * max(other.tokens for other in rows if other.step == row.step):
+        if row.agent not in silent and row.tokens <= 0.1 * max(
+            other.tokens for other in rows if other.step == row.step
+        ):
             found.append(
                 f"{who} writes {row.tokens:.1f} tokens a response, a tenth or less of another (step {row.step})"
             )
