@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from mlrl.errors import ConfigError
 from mlrl.models.attention import IMPLEMENTATION, AttentionPlan
 from mlrl.models.prefix_tree import PrefixTree
-from mlrl.models.products import few_rows, linear_of_columns
+from mlrl.models.products import as_columns, few_rows, linear_of_columns
 
 
 class LanguageModel:
@@ -96,7 +96,8 @@ class LanguageModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states (…, D) → (…, V) in float32, as the model itself makes them."""
         if hidden.dim() == 2 and few_rows(hidden) and not torch.is_grad_enabled():
-            logits = linear_of_columns(hidden.t(), self.head.weight, self.head.bias).t().contiguous()
+            columns = linear_of_columns(as_columns(hidden), self.head.weight, self.head.bias)
+            logits = columns[:, : len(hidden)].t().contiguous()
         else:
             logits = F.linear(hidden, self.head.weight, self.head.bias).float()
         if self.logit_scale != 1.0:

@@ -19,7 +19,7 @@ from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 
 from mlrl.errors import ConfigError
-from mlrl.models.products import few_rows, linear_of_columns
+from mlrl.models.products import as_columns, few_rows, linear_of_columns
 
 _PEFT = object()  # no route: PEFT's own forward
 
@@ -139,8 +139,10 @@ class _RoutedForward:
             if down is not None:
                 result.addmm_(F.linear(x, down).mul_(route.mask(ranks, x.dtype)), up.t())
             return result
-        columns = x.t()
+        columns, rows = as_columns(x), x.shape[0]
         result = linear_of_columns(columns, base.weight, base.bias)
         if down is not None:
-            result.addmm_(up, torch.mm(down, columns).mul_(route.mask(ranks, x.dtype).t()))
-        return result.t()  # a view: what follows is elementwise, or the next product, which wants columns again
+            inner = torch.mm(down, columns)
+            inner[:, :rows] *= route.mask(ranks, x.dtype).t()
+            result.addmm_(up, inner)
+        return result[:, :rows].t()

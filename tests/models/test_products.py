@@ -1,18 +1,21 @@
-"""The two orientations of a product agree, and sampling takes either by the number of its rows."""
+"""The layouts of a product agree, and sampling takes one by the number of its rows."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from mlrl.models.products import few_rows, linear_of_columns
+from mlrl.models.products import as_columns, few_rows, linear_of_columns
 from tests.models.test_lora import team
 
 
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 20, 21, 33, 47])
 @pytest.mark.parametrize("bias", [False, True])
-def test_columns_give_the_linear_layer(bias):
-    x, weight = torch.randn(5, 8), torch.randn(12, 8)
+def test_columns_give_the_linear_layer(rows, bias):
+    x, weight = torch.randn(rows, 8), torch.randn(12, 8)
     b = torch.randn(12) if bias else None
-    torch.testing.assert_close(linear_of_columns(x.t(), weight, b).t(), F.linear(x, weight, b))
+    columns = linear_of_columns(as_columns(x), weight, b)
+    assert rows <= columns.shape[1] < rows + 8
+    torch.testing.assert_close(columns[:, :rows].t(), F.linear(x, weight, b))
 
 
 def test_mixed_adapters_do_not_depend_on_the_number_of_rows():
@@ -23,6 +26,8 @@ def test_mixed_adapters_do_not_depend_on_the_number_of_rows():
     assert few_rows(x[:50]) and not few_rows(x)
     with torch.no_grad(), base.router.use_mixed(["agent_0", "agent_1"], owner) as route:
         whole = layer(x)
-        for start in range(0, 400, 50):
-            route.set_owner(owner[start : start + 50])
-            torch.testing.assert_close(layer(x[start : start + 50]), whole[start : start + 50], rtol=1e-5, atol=1e-6)
+        for size in (5, 16, 23, 50):  # row-major, as they are, and padded
+            for start in range(0, 400, size):
+                rows = slice(start, start + size)
+                route.set_owner(owner[rows])
+                torch.testing.assert_close(layer(x[rows]), whole[rows], rtol=1e-5, atol=1e-6)
