@@ -11,12 +11,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlrl.errors import ConfigError
-from mlrl.storage import writing
+from mlrl.storage import write_whole, writing
 
 
 def default_run_name(script: str, task: str, now: float | None = None) -> str:
@@ -153,6 +154,21 @@ class RunFolder:
     def metrics(self) -> Path:
         """``metrics.jsonl``: one object a logged step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def error(self) -> Path:
+        """What ended the run before its last step, ``error.txt``: the error, then its traceback. Gone once it goes on."""
+        return self.path / "error.txt"
+
+    @contextlib.contextmanager
+    def keeping_error(self) -> Iterator[None]:
+        """Keeps an exception that comes out of the block in `error` too; where that cannot be written, it is let be."""
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                write_whole(self.error, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}")
+            raise
 
     @property
     def completions(self) -> Path:

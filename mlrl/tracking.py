@@ -172,12 +172,19 @@ class Tracking:
                 return {name: getattr(tracker.tracker, name, None) for name in ("id", "project", "entity")}
         return None
 
-    def finish(self) -> None:
-        """Close the trackers; call it once after training. Later rows still reach ``metrics.jsonl``."""
+    def finish(self, failed: bool = False) -> None:
+        """Close the trackers; call it once after training. Later rows still reach ``metrics.jsonl``.
+
+        Args:
+            failed: An error ended the run, which W&B then shows as failed.
+        """
         trackers, self._trackers = self._trackers, []
         for tracker in trackers:
             try:
-                tracker.finish()
+                if failed and tracker.name == "wandb":
+                    tracker.tracker.finish(exit_code=1)
+                else:
+                    tracker.finish()
             except Exception as error:  # see _start
                 self._warn(tracker.name, "failed to finish", error)
 

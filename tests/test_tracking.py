@@ -215,11 +215,11 @@ CONFIG = {"num_agents": 2, "agents": ["a", "b"], "max_steps": None, "nested": {"
 ROWS = [(0, 0, {"eval/reward": 0.25}), (1, 32, {"loss": 0.5}), (1, 32, {"eval/reward": 0.5}), (2, 64, {"loss": 0.125})]
 
 
-def log_rows(tracker):
+def log_rows(tracker, failed=False):
     for step, env_step, metrics in ROWS:
         tracker.log(metrics, step=step, env_step=env_step, epoch=step / 2)
     tracker.log_histograms({"rewards": [0.0, 1.0, 1.0]}, step=2, env_step=64, epoch=1)
-    tracker.finish()
+    tracker.finish(failed)
 
 
 def read_wandb(path):
@@ -252,12 +252,13 @@ def test_wandb_offline_run_holds_every_metric_over_env_step(folder, tmp_path, mo
     settings = {"project": "teams", "entity": "lab", "tags": ["x", "y"], "id": "abc123", "config_sections": sections}
     tracking_run = Tracking(folder, ["wandb"], settings, CONFIG)
     tracking_run.log_completions([RECORD], "train", env_step=0)
-    log_rows(tracking_run)
+    log_rows(tracking_run, failed=True)
     (path,) = folder.path.glob("wandb/offline-run-*/run-abc123.wandb")  # inside the run folder by default
     deadline = time.monotonic() + 60  # W&B's own process may write on after finish has returned
     while (records := read_wandb(path))[-1:] == [] or records[-1].WhichOneof("record_type") != "exit":
         assert time.monotonic() < deadline, "the offline run was never finished"
         time.sleep(0.2)
+    assert records[-1].exit.exit_code == 1
 
     (run,) = (record.run for record in records if record.WhichOneof("record_type") == "run")
     assert (run.project, run.entity, run.display_name, run.run_id) == ("teams", "lab", "first", "abc123")

@@ -47,6 +47,7 @@ class Run:
         metrics: by name.
         last_step, last_env_step: of the last row; 0 without rows.
         finished: whether the trained agents were saved.
+        error: what ended it before that, in a line; empty where nothing is known to have.
         notes: what could not be read.
     """
 
@@ -58,6 +59,7 @@ class Run:
     last_step: int = 0
     last_env_step: int = 0
     finished: bool = False
+    error: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -96,6 +98,7 @@ def read_run(path: str | Path, name: str | None = None) -> Run:
         raise ConfigError(f"runs={str(path)!r}: {_why_no_run(folder.path)}")
     run = Run(name or folder.name, folder, finished=folder.agents.is_dir())
     _read_config(run)
+    run.error = _first_line(folder.error)
     rows = _without_replaced([row for row in read_jsonl(folder.metrics, run.notes) if _is_row(row)])
     if rows:
         run.last_step, run.last_env_step = int(rows[-1]["step"]), int(rows[-1]["env_step"])
@@ -103,6 +106,14 @@ def read_run(path: str | Path, name: str | None = None) -> Run:
         run.notes.append("no metrics yet")
     run.metrics = _columns(rows)
     return run
+
+
+def _first_line(path: Path) -> str:
+    """The first line of a text file; "" without the file."""
+    if not path.is_file():
+        return ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline().strip()
 
 
 def read_jsonl(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:

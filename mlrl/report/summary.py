@@ -145,7 +145,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         "seed": settings.get("seed"),
         "steps": f"{run.last_step:,}, env_step {run.last_env_step:,}" if run.last_env_step else None,
         "memory": f"{_last(run, 'memory/peak_gb'):.2f} GB" if "memory/peak_gb" in run.metrics else None,
-        "state": "finished" if run.finished else "not finished, or still running",
+        "state": "ended by an error" if run.error else "finished" if run.finished else "not finished, or still running",
     }
     return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
 
@@ -201,7 +201,8 @@ def _when(block: Block) -> str:
 
 def _warnings(run: Run, blocks: Sequence[Block]) -> list[str]:
     silent = _silent_agents(blocks)
-    found = list(silent.values())
+    found = [f"the run ended by an error: {run.error}"] if run.error else []
+    found += silent.values()
     rows = writing_rows(run, blocks)
     for row in (row for row in rows if row.step == rows[-1].step):
         who = f"agent {row.agent}"

@@ -204,12 +204,13 @@ class Trainer:
             self._resume = self._find_resume(where, checkpoint_dir)
         restore(self, self._resume)
         self.run_folder = make_run_folder(args, self.algorithm, self.task.name or "task", self.world, self._resume)
-        with Console(
+        self.console = Console(
             enabled=self.launch.is_main,
             verbose=is_verbose(self.wandb_config),
             log_interval=args.logging_steps,
             reward="reward" if args.num_turns == 1 else self.line_reward,
-        ) as self.console:
+        )
+        with self.run_folder.keeping_error(), self.console:
             self._go_on()
             self.tracking = Tracking(
                 self.run_folder,
@@ -231,6 +232,9 @@ class Trainer:
                     saved = self._run_to_the_end(schedule) | {"metrics": self.run_folder.metrics}
                 saved |= next_commands(args, self.run_folder)
                 self.console.finish(saved, summarize_run(self))
+            except Exception:
+                self.tracking.finish(failed=True)
+                raise
             finally:
                 self.sampler.close()
                 self.tracking.finish()

@@ -284,6 +284,7 @@ def cut_back(folder: RunFolder, resume: Resume) -> list[str]:
     """Takes out of the run folder what the run writes again; notes on what was there no more. First rank only."""
     if resume.run_folder is None:
         return []
+    folder.error.unlink(missing_ok=True)
     if resume.checkpoint is None:
         put_aside(folder)
         return []

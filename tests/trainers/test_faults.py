@@ -11,6 +11,9 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from mlrl import TaskError
 from mlrl.cli import config_errors
 from mlrl.errors import ConfigError, StorageError
+from mlrl.report.runs import read_run
+from mlrl.report.summary import overview
+from mlrl.tracking import Tracking
 from mlrl.trainers import MAGRPOConfig, MAGRPOTrainer
 from tests.bad_input.table import BrokenRow
 
@@ -217,6 +220,31 @@ def test_losses_that_stay_non_finite_end_the_run_with_one_line(tiny_llama, capsy
     after = [parameter for agent in trainer.team.agents for parameter in agent.parameters]
     assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
     assert [(line["step"], line["nonfinite_fraction"]) for line in metrics()] == [(1, 1.0), (2, 1.0), (3, 1.0)]
+
+
+def test_the_run_folder_says_what_ended_a_run_until_it_goes_on(tiny_llama, monkeypatch):
+    def fails(first, second, batch_items):
+        if Path("broken").exists() and batch_items[0] == ROWS[1]:
+            raise ZeroDivisionError("no words\nto divide by")
+        return reward(first, second)
+
+    ended = []
+    Path("broken").touch()
+    monkeypatch.setattr(Tracking, "finish", lambda self, failed=False: ended.append(failed))
+    with pytest.raises(ZeroDivisionError):
+        make(tiny_llama, {"save_steps": 1}, reward_func=fails).train()
+    assert ended[0]  # before the clean-up
+    error, traceback = Path("runs/mine/error.txt").read_text().split("\n\n", 1)
+    assert error == "ZeroDivisionError: no words\nto divide by" and "in fails" in traceback
+    run = read_run("runs/mine")
+    assert ("state", "ended by an error") in overview(run, []).facts
+    assert overview(run, []).warnings[0] == "the run ended by an error: ZeroDivisionError: no words"
+
+    ended.clear()
+    Path("broken").unlink()
+    make(tiny_llama, {"resume_from_checkpoint": "latest"}, reward_func=fails).train()
+    assert ended == [False] and ("state", "finished") in overview(read_run("runs/mine"), []).facts
+    assert not Path("runs/mine/error.txt").exists()
 
 
 def test_a_name_that_the_command_line_made_gives_way_to_another_run_of_that_second(tiny_llama, tmp_path):
