@@ -58,6 +58,13 @@ class MixedRoute:
             self._masks[ranks, dtype] = (self.owner.reshape(-1, 1) == columns).to(dtype)
         return self._masks[ranks, dtype]
 
+    def mask_of_columns(self, ranks: tuple[int, ...], dtype: torch.dtype, width: int) -> torch.Tensor:
+        """The same for tokens as columns: (ΣR, width), with zeros behind the last token."""
+        if (ranks, width) not in self._masks:
+            mask = self.mask(ranks, dtype)
+            self._masks[ranks, width] = F.pad(mask, (0, 0, 0, width - len(mask))).t().contiguous()
+        return self._masks[ranks, width]
+
 
 class AdapterRouter:
     """Routes the LoRA layers of one model. Make one a base, after its first adapter was added."""
@@ -139,10 +146,10 @@ class _RoutedForward:
             if down is not None:
                 result.addmm_(F.linear(x, down).mul_(route.mask(ranks, x.dtype)), up.t())
             return result
-        columns, rows = as_columns(x), x.shape[0]
+        columns = as_columns(x)
+        rows, width = x.shape[0], columns.shape[1]
         result = linear_of_columns(columns, base.weight, base.bias)
         if down is not None:
-            inner = torch.mm(down, columns)
-            inner[:, :rows] *= route.mask(ranks, x.dtype).t()
+            inner = torch.mm(down, columns).mul_(route.mask_of_columns(ranks, x.dtype, width))
             result.addmm_(up, inner)
-        return result[:, :rows].t()
+        return result.t() if width == rows else result[:, :rows].t()
