@@ -157,7 +157,7 @@ class RunFolder:
 
     @property
     def error(self) -> Path:
-        """What ended the run before its last step, ``error.txt``: the error, then its traceback. Gone once it goes on."""
+        """``error.txt``: what ended the run before its last step, with its traceback; gone once the run goes on."""
         return self.path / "error.txt"
 
     @contextlib.contextmanager
