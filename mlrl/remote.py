@@ -224,7 +224,7 @@ class RemoteModel:
 
     def _refusal(self, status: int, headers: httpx.Headers, content: bytes) -> Exception:
         """What a status other than 2xx means: another try, one lost request, or the end."""
-        said = self._clean(" ".join(content[:2000].decode("utf-8", "replace").split())[:300])
+        said = " ".join(self._clean(content.decode("utf-8", "replace")).split())[:300]  # a key cut in two is not found
         text = f"status {status} from {self.settings.url}: {said or 'no text'}"
         if status in _FATAL or 300 <= status < 400 or (status == 429 and "insufficient_quota" in said):
             key = self.settings.key_env and f" Its key is read from {self.settings.key_env}."
@@ -246,7 +246,9 @@ class RemoteModel:
         return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
     def _clean(self, text: str) -> str:
-        return text if self._key is None else text.replace(self._key, "[key]")
+        if self._key is None:
+            return text
+        return text.replace(self._key, "[key]").replace(self._key.replace("/", "\\/"), "[key]")  # as in some JSON
 
 
 @functools.cache

@@ -77,6 +77,15 @@ def append_jsonl(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None
                 raise
 
 
+def in_one_line(error: BaseException) -> str:
+    """Kind and message of an exception, whatever its message is."""
+    try:
+        message = str(error)
+    except Exception:  # of a class of the user's
+        message = "(has no message that could be shown)"
+    return " ".join(f"{type(error).__name__}: {message}".split())
+
+
 def _one_line(text: str) -> str:
     """Escapes the line ends of Unicode, which JSON allows inside a string and line-wise readers take for ends."""
     return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -167,7 +176,7 @@ class RunFolder:
             yield
         except Exception as error:
             with contextlib.suppress(OSError):
-                write_whole(self.error, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}")
+                write_whole(self.error, f"{in_one_line(error)}\n\n{traceback.format_exc()}")
             raise
 
     @property

@@ -334,6 +334,19 @@ def test_the_key_is_nowhere(serve, monkeypatch, tmp_path, caplog, status):
     assert KEY not in "".join(seen)
 
 
+@pytest.mark.parametrize("before", [0, 280, 1990])
+@pytest.mark.parametrize("escaped", [False, True])
+def test_no_part_of_a_key_is_in_what_is_said_of_a_long_answer(serve, monkeypatch, before, escaped):
+    key = "sk-planted/5f2c9e/0123456789/abcdef"
+    monkeypatch.setenv("SOME_KEY", key)
+    sent = key.replace("/", "\\/") if escaped else key
+    said = f"{'x' * before} {sent} is no key".encode()
+    _, model = serve(lambda number, body: Reply(said, 401), key_env="SOME_KEY")
+    with pytest.raises(RemoteError, match="status 401") as caught:
+        model.complete([RemoteRequest("Hello")])
+    assert "sk-p" not in str(caught.value)
+
+
 def test_a_key_variable_that_is_not_set_or_unusable(monkeypatch):
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(ConfigError, match="key_env='SOME_KEY': no such environment variable"):

@@ -172,17 +172,26 @@ def is_tie(first: float, second: float) -> bool:
     return abs(first - second) <= _TIE * max(abs(first), abs(second))
 
 
-def require_pairs(pairs: Sequence[PreferencePair], num_items: int, reasons: Mapping[str, int] | None = None) -> None:
+def require_pairs(
+    pairs: Sequence[PreferencePair],
+    num_items: int,
+    reasons: Mapping[str, int] | None = None,
+    comparator: str | None = None,
+) -> None:
     """Raises TaskError where there is nothing to learn from, with what may be wrong.
 
     Args:
         num_items: items that were played. reasons: why candidates were lost, and how many.
+        comparator: which one the team's candidates were set against; None: they were set against each other.
     """
     if pairs:
         return
     lost = ", ".join(f"{reason} ({count})" for reason, count in (reasons or {}).items())
+    tied = "no two candidates of any of"
+    if comparator is not None:
+        tied = f"no candidate and the comparator's ({comparator}) of the same number, of any of"
     raise TaskError(
-        f"preference pairs=0: no two candidates of any of the {num_items} items have different rewards. "
+        f"preference pairs=0: {tied} the {num_items} items have different rewards. "
         + (f"Candidates were lost: {lost}. " if lost else "")
         + "Use more candidates (preference_num_candidates), a higher temperature, or a reward that tells answers apart"
     )

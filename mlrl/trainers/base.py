@@ -43,13 +43,13 @@ from mlrl.trainers.checkpointing import (
     resolve_resume,
     restore,
 )
-from mlrl.trainers.data import Batch, batches, first_items
+from mlrl.trainers.data import Batch, batches
 from mlrl.trainers.describe import describe_run, next_commands, peak_memory_gb, summarize_run
-from mlrl.trainers.evaluation import evaluate, evaluation_growth
-from mlrl.trainers.records import write_nodes
+from mlrl.trainers.evaluations import Evaluations
 from mlrl.trainers.run_length import run_items, run_steps, run_updates
 from mlrl.trainers.run_setup import make_run_folder, named
 from mlrl.trainers.setup import make_engine, make_mesh, prepare_team, whole_task
+from mlrl.wording import counted
 
 
 class Trainer:
@@ -152,7 +152,7 @@ class Trainer:
         self.profile: profiling.Profile | None = None
         self.console = Console(enabled=False)  # until `train`, so that a step can be taken by hand
         self._nonfinite_in_a_row = 0
-        self._evaluated_at: int | None = None
+        self.evaluations = Evaluations(self)
 
     # What subclasses say ---------------------------------------------------------------------------------------------
 
@@ -245,8 +245,7 @@ class Trainer:
             self._run_steps()
         self.checkpoints.at_end()
         self._log_training()
-        if self.args.eval_interval:
-            self._evaluate_and_log()
+        self.evaluations.run()
         self.phase("saving")
         saved = self._save_run()
         if self.profile is not None:
@@ -257,8 +256,8 @@ class Trainer:
         """All steps, with the evaluations and log lines between them."""
         self.console.start(self.total_steps, run_items(self.task.train_dataset, self.args), self.step_number)
         for batch in self._batches():
-            if self.args.eval_interval and (batch.first or self._crossed(batch)):
-                self._evaluate_and_log()
+            if self.args.eval_interval and (batch.first or self.evaluations.due(batch, self.args.rollout_batch_size)):
+                self.evaluations.run()
                 self.checkpoints.stop_if_asked()
             profiling.phase(profiling.BETWEEN)
             self._run_step(batch)
@@ -293,7 +292,7 @@ class Trainer:
             "averages": self.averager.state(),
             "logged_at": self.interval.last,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
-            "evaluated_at": self._evaluated_at,
+            "evaluated_at": self.evaluations.done_at,
             "first_evaluation": self.console.first_evaluation,
         }
 
@@ -303,7 +302,7 @@ class Trainer:
         self.last_reward = progress["last_reward"]
         self.averager.restore(progress["averages"])
         self.interval.last = progress["logged_at"]
-        self._nonfinite_in_a_row, self._evaluated_at = progress["nonfinite_in_a_row"], progress["evaluated_at"]
+        self._nonfinite_in_a_row, self.evaluations.done_at = progress["nonfinite_in_a_row"], progress["evaluated_at"]
         self.console.first_evaluation = progress["first_evaluation"]
 
     def _find_resume(self, where: str | Path | None, checkpoint_dir: str | Path | None = None) -> Resume:
@@ -363,6 +362,9 @@ class Trainer:
         """Counts a step's updates that were skipped for a NaN or infinite gradient, and steps that had no other."""
         for one in finite:
             self.averager.add("nonfinite_fraction", 0.0 if one else 1.0, 1.0)
+        if not all(finite):
+            skipped = f"{finite.count(False)} of {counted(len(finite), 'update')}"
+            self.console.warn(f"step {self.step_number + 1}: {skipped} skipped, for a NaN or infinite gradient")
         self._nonfinite_in_a_row = 0 if any(finite) else self._nonfinite_in_a_row + 1
 
     def _stop_if_nonfinite(self) -> None:
@@ -399,35 +401,8 @@ class Trainer:
             Metrics by name, {} without an evaluation set. Training streams are neither used nor moved.
         """
         self.settle()
-        metrics, _ = self._evaluate(num_eval_samples)
+        metrics, _ = self.evaluations.play(num_eval_samples)
         return metrics
-
-    def _evaluate(self, num_eval_samples: int | None = None):
-        args = self.args
-        count = args.eval_num_samples if num_eval_samples is None else num_eval_samples
-        if self.task.eval_dataset is None or count == 0:
-            return {}, []
-        growth = evaluation_growth(args, self.prompt_limits)
-        items = self.world.from_first(lambda: first_items(self.task.eval_dataset, count))
-        return evaluate(self.collector, items, growth, args.eval_batch_size)
-
-    def _evaluate_and_log(self) -> None:
-        if self._evaluated_at == self.step_number:
-            return
-        self._evaluated_at = self.step_number
-        self.settle()
-        self.phase("evaluation")
-        metrics, trees = self._evaluate()
-        if metrics:
-            self._log(metrics)
-            self.console.evaluation(metrics, self.step_number)
-        if trees and self.args.completions_steps and self.launch.is_main:
-            write_nodes(self.tracking, trees, self.step_number, self.env_step, "eval", self.args.discount)
-
-    def _crossed(self, batch: Batch) -> bool:
-        """Whether an evaluation falls due before this batch: its predecessor passed a multiple of the interval."""
-        interval = self.args.eval_interval
-        return batch.position // interval > max(0, batch.position - self.args.rollout_batch_size) // interval
 
     # Logging and saving ----------------------------------------------------------------------------------------------
 
@@ -441,13 +416,14 @@ class Trainer:
             }
             if self.checkpoints.seconds is not None:
                 gauges["time/checkpoint_s"], self.checkpoints.seconds = self.checkpoints.seconds, None
-            self._log(means | self._interval_metrics() | gauges)
+            self.log(means | self._interval_metrics() | gauges)
 
     def _interval_metrics(self) -> dict[str, float]:
         """Metrics since the last line that are no means of the steps'."""
         return {}
 
-    def _log(self, metrics: dict[str, float]) -> None:
+    def log(self, metrics: dict[str, float]) -> None:
+        """Writes a row of metrics at this step."""
         with profiling.span("files"):
             self.tracking.log(metrics, step=self.step_number, env_step=self.env_step, epoch=self.epoch)
 

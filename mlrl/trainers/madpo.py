@@ -82,10 +82,8 @@ class MADPOTrainer(PreferenceTrainer):
                 chosen = [(place, pairs[place]) for place in order[start : start + size].tolist()]
                 yield Batch(chosen, first + epoch, start, len(pairs))
 
-    def _crossed(self, batch: Batch) -> bool:
-        """Whether the pairs of this pass before the batch went past a multiple of `eval_interval` in the last one."""
-        interval, size = self.args.eval_interval, self.args.train_batch_size or batch.length
-        return batch.position // interval > max(0, batch.position - size) // interval
+    def batch_size(self, batch: Batch) -> int:
+        return self.args.train_batch_size or batch.length
 
     def _schedule(self, round: int, num_pairs: int) -> None:
         """Tells the schedules and the console how many updates there will be, as far as this round's pairs say."""

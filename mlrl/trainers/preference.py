@@ -70,8 +70,7 @@ class PreferenceTrainer(Trainer):
         while self.round_state.round in self.rounds and self.steps_left > 0:
             self.run_round(self.round_state.round)
             self._log_training()
-            if self.args.eval_interval:
-                self._evaluate_and_log()
+            self.evaluations.run()
             if self.round_state.round + 1 not in self.rounds:
                 return
             if self.steps_left <= 0:  # in this round, which a longer run goes on with
@@ -105,6 +104,10 @@ class PreferenceTrainer(Trainer):
         """Steps that `max_steps` allows from here on."""
         return 10**18 if self.args.max_steps is None else self.args.max_steps - self.step_number
 
+    @property
+    def _compared_with(self) -> str | None:
+        return self.args.comparator_policy if self.iterative else None
+
     def collect_round(self, round: int) -> None:
         """Plays the train set, against the comparator where there are iterations, and writes the round's pairs."""
         self.phase("collecting pairs")
@@ -132,7 +135,7 @@ class PreferenceTrainer(Trainer):
         self._report(round, collected)
         replays = args.preference_replay_mode != "current" and (self.earlier or round > 1)
         if not replays:  # else a round without a pair of its own may learn from earlier ones
-            require_pairs(collected.pairs, collected.num_items, collected.lost)
+            require_pairs(collected.pairs, collected.num_items, collected.lost, self._compared_with)
 
     def draw_pairs(self) -> list[PreferencePair]:
         """The pairs to learn from after the latest round on disk. Raises TaskError where there are none."""
@@ -147,7 +150,7 @@ class PreferenceTrainer(Trainer):
                 seed=args.seed,
             )
         )
-        require_pairs(pairs, len(self.task.train_dataset))
+        require_pairs(pairs, len(self.task.train_dataset), comparator=self._compared_with)
         if self.round_state.phase == self.first_phase and self.round_state.batches == 0:  # else it was logged before
             self.averager.add_value("preference/num_learned_pairs", len(pairs))
             self._log_training()
@@ -213,8 +216,8 @@ class PreferenceTrainer(Trainer):
         self.console.start(self.total_steps, None, self.step_number)
         if self.iterative and self.comparator is None:
             self.comparator = self._make_comparator(self.run_folder.path / FOLDER / "answers.jsonl")
-        if self.args.eval_interval and self.round_state == RoundState(self.rounds.start):
-            self._evaluate_and_log()
+        if self.round_state == RoundState(self.rounds.start):
+            self.evaluations.run()
 
     def _total_steps(self) -> int | None:
         dataset = self.task.train_dataset
@@ -237,12 +240,16 @@ class PreferenceTrainer(Trainer):
             log_all: a line a step, for steps that evaluate no rewards, as `logging_steps` counts.
         """
         for batch in self._remaining(batches):
-            if self.args.eval_interval and self._crossed(batch):
-                self._evaluate_and_log()
+            if self.evaluations.due(batch, self.batch_size(batch)):
+                self.evaluations.run()
             self._run_step(batch)
             if log_all or self.interval.due(self.env_step):
                 self._log_training()
             self.checkpoints.after_step(batch)
+
+    def batch_size(self, batch: Batch) -> int:
+        """Items of a whole batch of the phase that this one is of."""
+        return self.args.rollout_batch_size
 
     def _remaining(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of a phase that are still to be trained on, as many as `max_steps` allows."""

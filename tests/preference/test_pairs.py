@@ -117,6 +117,8 @@ def test_no_pair_at_all_is_a_clear_error():
         require_pairs([], 4)
     with pytest.raises(TaskError, match=r"lost: timeout \(3\), budget \(2\)"):
         require_pairs([], 4, {"timeout": 3, "budget": 2})
+    with pytest.raises(TaskError, match=r"comparator's \(history\) of the same number, of any of the 4 items"):
+        require_pairs([], 4, comparator="history")
 
 
 def test_a_pair_says_where_it_is_from():

@@ -215,7 +215,9 @@ def test_losses_that_stay_non_finite_end_the_run_with_one_line(tiny_llama, capsy
     with pytest.raises(SystemExit) as stop, config_errors("magrpo.py"):
         trainer.train()
     assert stop.value.code == 1
-    message = capsys.readouterr().err.splitlines()[-1]
+    shown = capsys.readouterr()
+    assert "warning: step 1: 1 of 1 update skipped, for a NaN or infinite gradient" in shown.out
+    message = shown.err.splitlines()[-1]
     assert message.startswith("magrpo.py: error: max_nonfinite_steps=3: ") and "Lower the learning rate" in message
     after = [parameter for agent in trainer.team.agents for parameter in agent.parameters]
     assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
@@ -235,16 +237,29 @@ def test_the_run_folder_says_what_ended_a_run_until_it_goes_on(tiny_llama, monke
         make(tiny_llama, {"save_steps": 1}, reward_func=fails).train()
     assert ended[0]  # before the clean-up
     error, traceback = Path("runs/mine/error.txt").read_text().split("\n\n", 1)
-    assert error == "ZeroDivisionError: no words\nto divide by" and "in fails" in traceback
+    assert error == "ZeroDivisionError: no words to divide by" and "in fails" in traceback
     run = read_run("runs/mine")
     assert ("state", "ended by an error") in overview(run, []).facts
-    assert overview(run, []).warnings[0] == "the run ended by an error: ZeroDivisionError: no words"
+    assert overview(run, []).warnings[0] == "the run ended by an error: ZeroDivisionError: no words to divide by"
 
     ended.clear()
     Path("broken").unlink()
     make(tiny_llama, {"resume_from_checkpoint": "latest"}, reward_func=fails).train()
     assert ended == [False] and ("state", "finished") in overview(read_run("runs/mine"), []).facts
     assert not Path("runs/mine/error.txt").exists()
+
+
+def test_an_error_that_cannot_be_printed_is_kept_all_the_same(tiny_llama):
+    class Unprintable(Exception):
+        def __str__(self):
+            return None
+
+    def fails(first, second):
+        raise Unprintable
+
+    with pytest.raises(Unprintable):
+        make(tiny_llama, reward_func=fails).train()
+    assert Path("runs/mine/error.txt").read_text().startswith("Unprintable: (has no message that could be shown)\n\n")
 
 
 def test_a_name_that_the_command_line_made_gives_way_to_another_run_of_that_second(tiny_llama, tmp_path):
