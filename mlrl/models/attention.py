@@ -9,7 +9,7 @@ for one new token a row (sampling). A model set to this function needs no key-va
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -86,6 +86,14 @@ class SegmentGroup:
     mask: torch.Tensor | None
     rows: torch.Tensor
     tokens: torch.Tensor
+    _biases: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def bias(self, groups: int, dtype: torch.dtype) -> torch.Tensor:
+        """The mask as what is added to scores, 0 or −inf, (n, 1, groups·Lq, Lk), made once for all layers."""
+        if (groups, dtype) not in self._biases:
+            bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            self._biases[groups, dtype] = bias.masked_fill_(~self.mask, float("-inf")).repeat(1, 1, groups, 1)
+        return self._biases[groups, dtype]
 
     @classmethod
     def build(cls, segments: Sequence[tuple[int, int, list[int]]], device) -> SegmentGroup:
@@ -148,7 +156,14 @@ class TreeAttention:
             q = _gather(flat_q, group.query_index).view(n, queries, heads, head_dim).transpose(1, 2)
             k = _gather(flat_k, group.key_index).view(n, keys, -1, head_dim).transpose(1, 2)
             v = _gather(flat_v, group.key_index).view(n, keys, -1, value.shape[-1]).transpose(1, 2)
-            out = scaled_dot_product(q, k, v, group.mask, group.mask is None, scaling, softcap, self.eager)
+            if group.mask is None or softcap is not None or self.eager:
+                out = scaled_dot_product(q, k, v, group.mask, group.mask is None, scaling, softcap, self.eager)
+            else:
+                # the query heads of one key-value head become more queries of it: no key is repeated, nor kept so
+                fold = heads // k.shape[1]
+                q = q.reshape(n, k.shape[1], fold * queries, head_dim)
+                out = scaled_dot_product(q, k, v, group.bias(fold, q.dtype), False, scaling)
+                out = out.reshape(n, heads, queries, -1)
             outputs.append(out.transpose(1, 2).reshape(n * queries, -1))
         return _gather(torch.cat(outputs) if len(outputs) > 1 else outputs[0], self.restore).view(
             1, -1, heads, value.shape[-1]

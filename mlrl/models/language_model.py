@@ -14,6 +14,7 @@ from mlrl.errors import ConfigError
 from mlrl.models.attention import IMPLEMENTATION, AttentionPlan
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.models.products import as_columns, few_rows, linear_of_columns
+from mlrl.models.recompute import remake_activations
 
 
 class LanguageModel:
@@ -43,6 +44,7 @@ class LanguageModel:
         if model.config._attn_implementation == IMPLEMENTATION:  # a loaded model that served another team before
             model.set_attn_implementation("sdpa")
         self._original_implementation = model.config._attn_implementation
+        remake_activations(model)
         model.eval()  # the same mode for sampling and scoring: no dropout of the base model anywhere
         reference = self._own_logits()
         try:

@@ -20,6 +20,7 @@ from torch import nn
 
 from mlrl.errors import ConfigError
 from mlrl.models.products import as_columns, few_rows, linear_of_columns
+from mlrl.models.recompute import linear_of_recipe, recipe_of
 
 _PEFT = object()  # no route: PEFT's own forward
 
@@ -133,8 +134,10 @@ class _RoutedForward:
         result = layer.base_layer(flat)
         if route is not None and route in layer.lora_A:
             down, up = layer.lora_A[route].weight.to(x.dtype), layer.lora_B[route].weight.to(x.dtype)
-            flat = layer.lora_dropout[route](flat)
-            result = result.addmm_(F.linear(flat, down), up.t(), alpha=layer.scaling[route])
+            dropped, recipe = layer.lora_dropout[route](flat), recipe_of(x)
+            known = recipe is not None and dropped is flat and torch.is_grad_enabled()
+            inner = linear_of_recipe(flat, down, recipe) if known else F.linear(dropped, down)
+            result = result.addmm_(inner, up.t(), alpha=layer.scaling[route])
         return result.view(*x.shape[:-1], result.shape[-1])
 
     def _mixed(self, x: torch.Tensor, route: MixedRoute) -> torch.Tensor:
