@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from mlrl.errors import ConfigError
 from mlrl.models.attention import IMPLEMENTATION, AttentionPlan
 from mlrl.models.prefix_tree import PrefixTree
-from mlrl.models.products import as_columns, few_rows, linear_of_columns
+from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from mlrl.models.recompute import remake_activations
 
 
@@ -97,7 +97,7 @@ class LanguageModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of hidden states (…, D) → (…, V) in float32, as the model itself makes them."""
-        if hidden.dim() == 2 and few_rows(hidden) and not torch.is_grad_enabled():
+        if hidden.dim() == 2 and by_columns(hidden) and not torch.is_grad_enabled():
             columns = linear_of_columns(as_columns(hidden), self.head.weight, self.head.bias)
             logits = columns[:, : len(hidden)].t().contiguous()
         else:

@@ -19,7 +19,7 @@ from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 
 from mlrl.errors import ConfigError
-from mlrl.models.products import as_columns, few_rows, linear_of_columns
+from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from mlrl.models.recompute import linear_of_recipe, recipe_of
 
 _PEFT = object()  # no route: PEFT's own forward
@@ -144,7 +144,7 @@ class _RoutedForward:
         """(tokens, in) → (tokens, out), each token through its own adapter."""
         down, up, ranks = route.weights(self.layer, x.dtype)
         base = self.layer.base_layer
-        if not few_rows(x) or not isinstance(base, nn.Linear):
+        if not by_columns(x) or not isinstance(base, nn.Linear):
             result = base(x)
             if down is not None:
                 result.addmm_(F.linear(x, down).mul_(route.mask(ranks, x.dtype)), up.t())

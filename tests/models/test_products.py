@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mlrl.models.products import as_columns, few_rows, linear_of_columns
+from mlrl.models import products
+from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from tests.models.test_lora import team
 
 
@@ -18,12 +19,14 @@ def test_columns_give_the_linear_layer(rows, bias):
     torch.testing.assert_close(columns[:, :rows].t(), F.linear(x, weight, b))
 
 
-def test_mixed_adapters_do_not_depend_on_the_number_of_rows():
+@pytest.mark.parametrize("columns", [False, True])
+def test_mixed_adapters_do_not_depend_on_the_number_of_rows(columns, monkeypatch):
+    monkeypatch.setattr(products, "columns_pay", lambda: columns)
     base = team("qwen2")  # with biases in attention
     x = torch.randn(400, 32)
     owner = torch.arange(400) % 3 - 1
     layer = base.router.layers[0]
-    assert few_rows(x[:50]) and not few_rows(x)
+    assert by_columns(x[:50]) == columns and not by_columns(x)
     with torch.no_grad(), base.router.use_mixed(["agent_0", "agent_1"], owner) as route:
         whole = layer(x)
         for size in (5, 16, 23, 50):  # row-major, as they are, and padded
@@ -31,3 +34,20 @@ def test_mixed_adapters_do_not_depend_on_the_number_of_rows():
                 rows = slice(start, start + size)
                 route.set_owner(owner[rows])
                 torch.testing.assert_close(layer(x[rows]), whole[rows], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("seconds_of_columns", "pay"), [(0.5, True), (0.9, False), (1.5, False)])
+def test_columns_are_taken_where_the_machine_is_clearly_faster_by_them(seconds_of_columns, pay, monkeypatch):
+    clock = [0.0]
+
+    def taking(seconds, result):
+        def product(*operands):
+            clock[0] += seconds
+            return result
+
+        return product
+
+    monkeypatch.setattr(products.F, "linear", taking(1.0, None))
+    monkeypatch.setattr(products, "linear_of_columns", taking(seconds_of_columns, None))
+    monkeypatch.setattr(products.time, "perf_counter", lambda: clock[0])
+    assert products.columns_pay.__wrapped__() == pay
