@@ -47,7 +47,7 @@ AttentionInterface.register(IMPLEMENTATION, _attention)
 def scaled_dot_product(
     query, key, value, mask, causal: bool, scaling: float, softcap: float | None = None, eager: bool = False
 ) -> torch.Tensor:
-    """softmax(q·k·scaling)·v with grouped key-value heads; `mask` is boolean, True where a query may look.
+    """softmax(q·k·scaling)·v with grouped key-value heads; `mask` is True where a query may look, or added to scores.
 
     `eager` spells it out in matrix products, as capped scores need; otherwise PyTorch chooses a fused kernel.
     """
@@ -65,7 +65,7 @@ def scaled_dot_product(
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     return scores.float().softmax(-1).to(value.dtype) @ value
 
 
@@ -208,7 +208,8 @@ class DecodeAttention:
             return
         positions = torch.arange(self.capacity, device=lengths.device)[None]
         seen = (positions < lengths[:, None]) | (positions >= self.prompt_length)
-        self.mask = seen[:, None, None]  # (R, 1, 1, capacity)
+        bias = torch.zeros(seen.shape, dtype=self.layers[0][0].dtype, device=lengths.device)
+        self.mask = bias.masked_fill_(~seen, float("-inf"))[:, None, None]  # (R, 1, 1, capacity), added to scores
 
     def attend(self, layer: int, query, key, value, scaling: float, softcap: float | None) -> torch.Tensor:
         """query (R, H, 1, D): stores the new key and value, and attends to all of the row so far."""

@@ -37,6 +37,7 @@ class LanguageModel:
                 "Use one of them"
             )
         self.model, self.name, self.attn_implementation = model, name, attn_implementation
+        self.lean_decoding: bool | None = None  # whether `mlrl.models.decoding` decodes it; None: not tried
         self.config = model.config.get_text_config()
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         scale, divide = getattr(self.config, "logit_scale", None), getattr(self.config, "logits_scaling", None)

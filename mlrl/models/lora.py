@@ -59,6 +59,20 @@ class MixedRoute:
             self._masks[ranks, dtype] = (self.owner.reshape(-1, 1) == columns).to(dtype)
         return self._masks[ranks, dtype]
 
+    def masks(self, ranks: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> torch.Tensor:
+        """Masks of several layers side by side, (tokens, sum of all their ranks)."""
+        if (ranks, dtype) not in self._masks:
+            self._masks[ranks, dtype] = torch.cat([self.mask(own, dtype) for own in ranks], 1)
+        return self._masks[ranks, dtype]
+
+    def masks_of_columns(
+        self, ranks: tuple[tuple[int, ...], ...], dtype: torch.dtype, width: int
+    ) -> torch.Tensor:
+        """The same for tokens as columns, (sum of all ranks, width)."""
+        if (ranks, width) not in self._masks:
+            self._masks[ranks, width] = torch.cat([self.mask_of_columns(own, dtype, width) for own in ranks])
+        return self._masks[ranks, width]
+
     def mask_of_columns(self, ranks: tuple[int, ...], dtype: torch.dtype, width: int) -> torch.Tensor:
         """The same for tokens as columns: (ΣR, width), with zeros behind the last token."""
         if (ranks, width) not in self._masks:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from mlrl.errors import NonFiniteError
 from mlrl.models.attention import DecodeAttention
+from mlrl.models.decoding import decode_step
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.rollout.streams import StreamKey, uniforms
 from mlrl.rollout.tree import Response
@@ -138,6 +139,7 @@ class _Decode:
         model = self.base.language_model
         with self.base.mixed_adapters(self.adapters, self.adapter_of_row) as route:
             cache, logits = self._prefill(route)
+            forward = decode_step(model, route)
             positions = cache.prompt_lengths.clone()
             for step in range(budget):
                 chosen, chosen_logprobs = self._draw(logits, order, step)
@@ -154,10 +156,10 @@ class _Decode:
                     order, chosen, positions = self._leave(cache, ended, order, chosen, positions)
                 if route is not None:
                     route.set_owner(self.adapter_of_row[order.to(self.device)])
-                hidden = model.hidden_states(chosen[:, None], positions[:, None], cache)
+                hidden = forward(chosen, positions, cache)
                 cache.advance()
                 positions += 1
-                logits = model.logits(hidden[:, 0])
+                logits = model.logits(hidden)
         return [
             (tokens[r, : lengths[r]].tolist(), logprobs[r, : lengths[r]].tolist(), bool(stopped[r]))
             for r in range(rows)

@@ -1,0 +1,128 @@
+"""Decoding in few operations gives what the model's own forward gives, and gives way where a model is built otherwise."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, MistralConfig, Qwen3Config
+
+from mlrl.models import decoding, products
+from mlrl.models.attention import DecodeAttention
+from mlrl.models.base import Base
+from mlrl.models.decoding import decode_step
+from mlrl.models.prefix_tree import PrefixTree
+from tests.tiny import tiny_model
+
+SIZES = {
+    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.15,
+}  # fmt: skip
+OTHERS = {"qwen3": Qwen3Config, "mistral": MistralConfig, "gemma": GemmaConfig, "gemma2": Gemma2Config}
+PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16], [17, 18, 19], [20, 21], [22]]
+
+
+def base_of(kind: str, adapters: bool = True, target_modules="all-linear", attn_implementation=None) -> Base:
+    if kind in OTHERS:
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(OTHERS[kind](**SIZES)).eval()
+    else:
+        model = tiny_model(kind)
+    base = Base(model, kind, attn_implementation)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(5)
+        for norm in (m for n, m in model.named_modules() if n.endswith("norm") and hasattr(m, "weight")):
+            norm.weight.add_(0.3 * torch.randn(norm.weight.shape, generator=generator))
+        for name in ("agent_0", "agent_1") if adapters else ():
+            base.add_adapter(name, LoraConfig(r=4, lora_alpha=8, target_modules=target_modules), seed=0)
+            for parameter in base.adapter_parameters(name):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return base
+
+
+@torch.no_grad()
+def decode(base: Base, steps: int = 4, lean: bool = True) -> list[torch.Tensor]:
+    """Hidden states of some steps, of rows of two adapters and of none, one of which leaves half-way."""
+    model = base.language_model
+    owner = torch.tensor([0, 1, -1, 0, 1, -1])
+    with base.mixed_adapters(["agent_0", "agent_1"], owner) as route:
+        tree = PrefixTree()
+        segments = [tree.add(ids, weights=int(own)) for ids, own in zip(PROMPTS, owner, strict=True)]
+        packed = tree.pack("cpu")
+        packed.attention.captured = []
+        if route is not None:
+            tokens = torch.empty(packed.input_ids.shape[1], dtype=torch.long)
+            for segment, path in zip(tree.segments, packed.paths, strict=True):
+                tokens[path] = segment.weights
+            route.set_owner(tokens)
+        model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)
+        paths = [packed.paths[segment] for segment in segments]
+        lengths = torch.tensor([len(path) for path in paths])
+        store = DecodeAttention(lengths, 6 + steps)
+        store.prefill(torch.tensor([path + path[-1:] * (6 - len(path)) for path in paths]), packed.attention.captured)
+        step = decode_step(model, route)
+        order, seen = torch.arange(6), []
+        for number in range(steps):
+            if number == 2:
+                store.keep(torch.tensor([1]), torch.tensor([5]), 5)
+                order = torch.tensor([0, 5, 2, 3, 4])
+            if route is not None:
+                route.set_owner(owner[order])
+            ids, positions = 30 + order + 7 * number, lengths[order] + number
+            if lean:
+                seen.append(step(ids, positions, store))
+            else:
+                seen.append(model.hidden_states(ids[:, None], positions[:, None], store)[:, 0])
+            store.advance()
+        return seen
+
+
+def agree(base: Base) -> None:
+    for ours, own in zip(decode(base), decode(base, lean=False), strict=True):
+        torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
+def test_states_are_those_of_the_model(kind, adapters, columns, monkeypatch):
+    monkeypatch.setattr(products, "columns_pay", lambda: columns)
+    base = base_of(kind, adapters)
+    agree(base)
+    assert base.language_model.lean_decoding is True
+
+
+@pytest.mark.parametrize("target_modules", [["q_proj", "v_proj"], ["up_proj"], ["down_proj", "k_proj", "o_proj"]])
+def test_layers_without_an_adapter(target_modules):
+    base = base_of("qwen2", target_modules=target_modules)
+    agree(base)
+    assert base.language_model.lean_decoding is True
+
+
+def test_attention_spelled_out():
+    base = base_of("llama", attn_implementation="eager")
+    agree(base)
+    assert base.language_model.lean_decoding is True
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gpt2"])
+def test_other_models_decode_by_themselves(kind):
+    base = base_of(kind)
+    for ours, own in zip(decode(base), decode(base, lean=False), strict=True):
+        assert torch.equal(ours, own)
+    assert base.language_model.lean_decoding is False
+
+
+def test_what_looks_alike_and_computes_otherwise_is_found_out():
+    base = base_of("llama")
+    mlp = base.language_model.backbone.layers[1].mlp
+    own_forward = mlp.forward
+    mlp.forward = lambda x: own_forward(x) * 1.05
+    for ours, own in zip(decode(base), decode(base, lean=False), strict=True):
+        assert torch.equal(ours, own)  # what the attempt has stored is overwritten
+    assert base.language_model.lean_decoding is False
+
+
+def test_it_is_tried_once(monkeypatch):
+    base = base_of("llama")
+    decode(base)
+    monkeypatch.setattr(decoding, "_agrees", lambda *_: pytest.fail("tried again"))
+    agree(base)
