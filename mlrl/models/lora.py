@@ -65,9 +65,7 @@ class MixedRoute:
             self._masks[ranks, dtype] = torch.cat([self.mask(own, dtype) for own in ranks], 1)
         return self._masks[ranks, dtype]
 
-    def masks_of_columns(
-        self, ranks: tuple[tuple[int, ...], ...], dtype: torch.dtype, width: int
-    ) -> torch.Tensor:
+    def masks_of_columns(self, ranks: tuple[tuple[int, ...], ...], dtype: torch.dtype, width: int) -> torch.Tensor:
         """The same for tokens as columns, (sum of all ranks, width)."""
         if (ranks, width) not in self._masks:
             self._masks[ranks, width] = torch.cat([self.mask_of_columns(own, dtype, width) for own in ranks])

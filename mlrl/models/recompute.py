@@ -133,7 +133,6 @@ def _is_plain(mlp: nn.Module) -> bool:
 
 def _with_recipe(norm: nn.Module, args: tuple[Any, ...], out: Any) -> None:
     """Forward hook of a normalisation."""
-    if torch.is_grad_enabled() and len(args) == 1 and isinstance(out, Tensor):
-        # a part of a sharded network has its weights here only while it runs
-        if not any(hasattr(parameter, "ds_id") for parameter in norm.parameters(recurse=False)):
-            out.recipe = Recipe(norm.forward, args[0])
+    sharded = any(hasattr(parameter, "ds_id") for parameter in norm.parameters(recurse=False))
+    if torch.is_grad_enabled() and not sharded and len(args) == 1 and isinstance(out, Tensor):
+        out.recipe = Recipe(norm.forward, args[0])  # of a sharded network's part, the weights are here while it runs

@@ -1,4 +1,4 @@
-"""Decoding in few operations gives what the model's own forward gives, and gives way where a model is built otherwise."""
+"""Decoding in few operations gives what the own forward of a model gives; one that is built otherwise keeps its own."""
 
 import pytest
 import torch
