@@ -18,8 +18,9 @@ GRADIENT = 4  # float32, the sum over micro-batches (counted); sharded from ZeRO
 MICRO_GRADIENT = 2  # bfloat16, of one micro-batch, before it is added to that sum (counted)
 ADAPTER, ADAPTER_GRADIENT = 12, 4  # PEFT makes adapters float32: they are their own masters (counted)
 SENT_GRADIENT, SENT_ADAPTER = 2, 4  # DeepSpeed sends gradients in the type of the weights
-# Bytes of activations a token and layer that autograd keeps, a Llama-like layer in bfloat16 (fitted to counted bytes).
-KEPT_HIDDEN, KEPT_MLP, KEPT_KV = 20.1, 8.0, 4.0  # times hidden size, MLP size, key and value width
+# Bytes of activations a token and layer that autograd keeps, a Llama-like layer in bfloat16 (fitted to counted bytes),
+# times hidden size, MLP size, key and value width.
+KEPT = {"lora": (18.3, 4.0, 4.0), "full": (22.1, 6.0, 4.0)}
 KEPT_CHECKPOINT = 2.0  # times hidden size, with gradient checkpointing (counted)
 # Assumptions, in bytes.
 LOGITS = 3 * 0.5e9  # a chunk of 512 MB of logits, its softmax and its gradient
@@ -133,9 +134,9 @@ def kv_cache(model: Model, work: Work) -> float:
     return 2 * model.layers * model.kv * WEIGHT * work.sequences * work.tokens
 
 
-def activations(model: Model, work: Work) -> float:
+def activations(model: Model, tuning: str, work: Work) -> float:
     """Bytes that one micro-batch keeps for its backward pass, and a chunk of logits."""
-    layer = KEPT_HIDDEN * model.hidden + KEPT_MLP * model.mlp + KEPT_KV * model.kv
+    layer = sum(bytes * width for bytes, width in zip(KEPT[tuning], (model.hidden, model.mlp, model.kv), strict=True))
     kept = model.layers * layer
     if work.gradient_checkpointing:
         kept = model.layers * KEPT_CHECKPOINT * model.hidden + layer
@@ -147,7 +148,7 @@ def memory(model: Model, layout: Layout, work: Work) -> float:
     rest, gradients = states(model, layout, work)
     whole = WEIGHT * model.parameters  # what sampling gathers, one network at a time
     sampling = kv_cache(model, work) + (whole if layout.stage == 3 else 0)
-    training = gradients + activations(model, work)
+    training = gradients + activations(model, layout.tuning, work)
     if layout.stage and layout.tuning == "full":
         training += BUCKET
     if layout.stage == 3:
