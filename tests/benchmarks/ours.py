@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt_words", type=int, default=0, help="words of filler in front of each task")
     parser.add_argument("--tuning", default="lora", choices=["lora", "full"])
     parser.add_argument("--items_per_update", type=int, default=2)
-    parser.add_argument("--micro_batch_tokens", type=int, default=512)
+    parser.add_argument("--micro_batch_tokens", type=int, default=1024)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
