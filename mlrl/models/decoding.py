@@ -99,7 +99,7 @@ def _normed(x: Tensor, norm: nn.Module) -> Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, _epsilon(norm))
 
 
-class _Projections:
+class Projections:
     """Linear layers that read one state, with all adapters of the batch."""
 
     def __init__(self, linears: Sequence[nn.Module], route: MixedRoute | None):
@@ -153,10 +153,10 @@ class _Layer:
     mlp: nn.Module
     before_attention: nn.Module
     before_mlp: nn.Module
-    asks: _Projections
-    answers: _Projections
-    widens: _Projections
-    narrows: _Projections
+    asks: Projections
+    answers: Projections
+    widens: Projections
+    narrows: Projections
 
 
 class _LeanStep:
@@ -171,10 +171,10 @@ class _LeanStep:
                 mlp=layer.mlp,
                 before_attention=layer.input_layernorm,
                 before_mlp=layer.post_attention_layernorm,
-                asks=_Projections([getattr(layer.self_attn, f"{name}_proj") for name in "qkv"], route),
-                answers=_Projections([layer.self_attn.o_proj], route),
-                widens=_Projections([layer.mlp.gate_proj, layer.mlp.up_proj], route),
-                narrows=_Projections([layer.mlp.down_proj], route),
+                asks=Projections([getattr(layer.self_attn, f"{name}_proj") for name in "qkv"], route),
+                answers=Projections([layer.self_attn.o_proj], route),
+                widens=Projections([layer.mlp.gate_proj, layer.mlp.up_proj], route),
+                narrows=Projections([layer.mlp.down_proj], route),
             )
             for layer in self.backbone.layers
         ]

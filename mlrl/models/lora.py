@@ -19,7 +19,6 @@ from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 
 from mlrl.errors import ConfigError
-from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from mlrl.models.recompute import linear_of_recipe, recipe_of
 
 _PEFT = object()  # no route: PEFT's own forward
@@ -66,16 +65,10 @@ class MixedRoute:
         return self._masks[ranks, dtype]
 
     def masks_of_columns(self, ranks: tuple[tuple[int, ...], ...], dtype: torch.dtype, width: int) -> torch.Tensor:
-        """The same for tokens as columns, (sum of all ranks, width)."""
+        """The same for tokens as columns: (sum of all ranks, width), with zeros behind the last token."""
         if (ranks, width) not in self._masks:
-            self._masks[ranks, width] = torch.cat([self.mask_of_columns(own, dtype, width) for own in ranks])
-        return self._masks[ranks, width]
-
-    def mask_of_columns(self, ranks: tuple[int, ...], dtype: torch.dtype, width: int) -> torch.Tensor:
-        """The same for tokens as columns: (ΣR, width), with zeros behind the last token."""
-        if (ranks, width) not in self._masks:
-            mask = self.mask(ranks, dtype)
-            self._masks[ranks, width] = F.pad(mask, (0, 0, 0, width - len(mask))).t().contiguous()
+            masks = self.masks(ranks, dtype)
+            self._masks[ranks, width] = F.pad(masks, (0, 0, 0, width - len(masks))).t().contiguous()
         return self._masks[ranks, width]
 
 
@@ -155,16 +148,7 @@ class _RoutedForward:
     def _mixed(self, x: torch.Tensor, route: MixedRoute) -> torch.Tensor:
         """(tokens, in) → (tokens, out), each token through its own adapter."""
         down, up, ranks = route.weights(self.layer, x.dtype)
-        base = self.layer.base_layer
-        if not by_columns(x) or not isinstance(base, nn.Linear):
-            result = base(x)
-            if down is not None:
-                result.addmm_(F.linear(x, down).mul_(route.mask(ranks, x.dtype)), up.t())
-            return result
-        columns = as_columns(x)
-        rows, width = x.shape[0], columns.shape[1]
-        result = linear_of_columns(columns, base.weight, base.bias)
+        result = self.layer.base_layer(x)
         if down is not None:
-            inner = torch.mm(down, columns).mul_(route.mask_of_columns(ranks, x.dtype, width))
-            result.addmm_(up, inner)
-        return result.t() if width == rows else result[:, :rows].t()
+            result.addmm_(F.linear(x, down).mul_(route.mask(ranks, x.dtype)), up.t())
+        return result

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mlrl.models import products
+from mlrl.models.decoding import Projections
 from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from tests.models.test_lora import team
 
@@ -20,20 +21,23 @@ def test_columns_give_the_linear_layer(rows, bias):
 
 
 @pytest.mark.parametrize("columns", [False, True])
-def test_mixed_adapters_do_not_depend_on_the_number_of_rows(columns, monkeypatch):
+def test_projections_do_not_depend_on_the_number_of_rows(columns, monkeypatch):
     monkeypatch.setattr(products, "columns_pay", lambda: columns)
     base = team("qwen2")  # with biases in attention
+    attention = base.language_model.backbone.layers[0].self_attn
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj]
     x = torch.randn(400, 32)
     owner = torch.arange(400) % 3 - 1
-    layer = base.router.layers[0]
     assert by_columns(x[:50]) == columns and not by_columns(x)
     with torch.no_grad(), base.router.use_mixed(["agent_0", "agent_1"], owner) as route:
-        whole = layer(x)
-        for size in (5, 16, 23, 50):  # row-major, as they are, and padded
+        whole = [linear(x) for linear in linears]
+        projections = Projections(linears, route)
+        for size in (5, 16, 23, 50, 400):  # row-major, as they are, and padded
             for start in range(0, 400, size):
                 rows = slice(start, start + size)
                 route.set_owner(owner[rows])
-                torch.testing.assert_close(layer(x[rows]), whole[rows], rtol=1e-5, atol=1e-6)
+                for ours, expected in zip(projections(x[rows]), whole, strict=True):
+                    torch.testing.assert_close(ours, expected[rows], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("seconds_of_columns", "pay"), [(0.5, True), (0.9, False), (1.5, False)])
