@@ -124,8 +124,8 @@ class RewardModelArguments:
     """Pairs an update"""
     reward_max_length: int | None = None
     """Longest joint text in tokens, split over the agents; None: what it holds"""
-    reward_pooling: Literal["last", "mean"] = "last"
-    """What the head reads: the last token, or the mean over the tokens of the responses"""
+    reward_pooling: Literal["last", "mean", "agents"] = "last"
+    """What the head reads: the last token, the responses' mean, or a sum an agent"""
     reward_validation_fraction: float = 0.1
     """Share of the items whose pairs validate"""
     reward_model_ranks: Literal["agents"] | int = "agents"

@@ -84,7 +84,7 @@ class AdapterRouter:
                     f"lora_target_modules: {type(layer).__name__} layers ({layer.get_base_layer()}) cannot be adapted "
                     "here. Name linear layers, or 'all-linear'"
                 )
-            layer.forward = _RoutedForward(layer, self)
+            layer.forward = RoutedForward(layer, self)
 
     def release(self) -> None:
         """Gives the layers their own forward back."""
@@ -123,7 +123,7 @@ class AdapterRouter:
             self.route = _PEFT
 
 
-class _RoutedForward:
+class RoutedForward:
     """Forward of one LoRA layer, set on the instance; keeps PEFT's own for use outside of a route."""
 
     def __init__(self, layer: LoraLinear, router: AdapterRouter):

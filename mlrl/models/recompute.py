@@ -1,77 +1,59 @@
 """Activations that the backward pass makes again from what is kept anyway, instead of keeping them too.
 
 A gated MLP, down(act(gate(x))·up(x)), would keep four tensors of its wide size a token: gate, act(gate), up, and their
-product, which the adapter of `down` needs for its gradient. Two of them make the other two. In the same way what a
-normalisation gives follows from the residual stream, which is kept for the normalisation's own gradient. Of a 135M
-model under LoRA that is a third of all activations, for a few elementwise operations; every value is the same to the
-last bit.
+product, which the adapter of `down` needs for its gradient. Two of them make the other two, by elementwise operations
+and to the same last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-_GATED_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 
 class Recipe:
-    """How to make a tensor again: `make(*inputs)`. The tensor made of it carries it as its attribute `recipe`.
+    """How a tensor is made again, `make(*inputs)`. What it made carries it as its attribute `recipe`.
 
-    Several layers read one normalised state, and the backward pass comes to all of them in a row: what the first one
-    made stays until as many have asked as there were in the forward pass.
+    It lives as long as that tensor: autograd keeps the inputs by itself, where hooks see them, until they were used.
     """
 
-    def __init__(self, make: Callable[..., Tensor], *inputs: Tensor):
-        self.make, self.inputs = make, tuple(given.detach() for given in inputs)
-        self.readers = self._asked = 0
-        self._made: Tensor | None = None
-
-    def again(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """The tensor, of inputs as autograd kept them."""
-        if self._made is None:
-            with torch.no_grad():
-                self._made = self.make(*inputs)
-        made = self._made
-        self._asked += 1
-        if self._asked >= self.readers:
-            self._asked, self._made = 0, None
-        return made
+    def __init__(self, make: Callable[..., Tensor], made: Tensor, *inputs: Tensor):
+        self.make, self.inputs, self.version = make, inputs, made._version
 
 
 def recipe_of(tensor: Tensor) -> Recipe | None:
-    """How to make it again, where that is known."""
-    return getattr(tensor, "recipe", None)
+    """How to make it again, where that is known and nobody has changed it since."""
+    recipe = getattr(tensor, "recipe", None)
+    return recipe if recipe is not None and recipe.version == tensor._version else None
 
 
 def linear_of_recipe(x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
     """x·Wᵀ, (tokens, in) → (tokens, out), which keeps what x is made of in place of x."""
-    return _LinearOfRecipe.apply(x, weight, recipe)
+    return _LinearOfRecipe.apply(x, weight, recipe.make, *(given.detach() for given in recipe.inputs))
 
 
 class _LinearOfRecipe(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, recipe):
-        recipe.readers += 1
-        ctx.make_again = recipe.again
-        ctx.save_for_backward(weight, *recipe.inputs)
+    def forward(ctx, x, weight, make, *inputs):
+        ctx.make = make
+        ctx.save_for_backward(weight, *inputs)
         return F.linear(x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream):
         weight, *inputs = ctx.saved_tensors
-        x = ctx.make_again(tuple(inputs))
-        return (
-            upstream @ weight if ctx.needs_input_grad[0] else None,
-            upstream.t() @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None,
-            None,
-        )
+        x_upstream = upstream @ weight if ctx.needs_input_grad[0] else None
+        weight_upstream = None
+        if ctx.needs_input_grad[1]:
+            x = ctx.make(*inputs)
+            weight_upstream = upstream.t() @ x.reshape(-1, x.shape[-1])
+        return x_upstream, weight_upstream, *[None] * (1 + len(inputs))
 
 
 class _Gated(torch.autograd.Function):
@@ -95,16 +77,23 @@ class _Gated(torch.autograd.Function):
 
 
 def remake_activations(model: nn.Module) -> None:
-    """Sets the gated MLPs and normalisations of a model up for it; their results stay the same. Again is no harm."""
+    """Sets the gated MLPs of a model up for it; their results stay the same. A second time does nothing."""
     for module in model.modules():
-        if {name for name, _ in module.named_children()} == _GATED_PARTS:
-            if not isinstance(module.forward, _GatedForward) and _is_plain(module):
-                module.forward = _GatedForward(module)
-        elif type(module).__name__.endswith("Norm") and _with_recipe not in module._forward_hooks.values():
-            module.register_forward_hook(_with_recipe)
+        if _is_gated_mlp(module) and "forward" not in vars(module):
+            module.forward = GatedForward(module)
 
 
-class _GatedForward:
+def _is_gated_mlp(module: nn.Module) -> bool:
+    """Whether its forward is, instruction for instruction, that of Llama, and its activation has no weights."""
+    code, plain = getattr(type(module).forward, "__code__", None), LlamaMLP.forward.__code__
+    return (
+        (code is plain or (code is not None and (code.co_code, code.co_names) == (plain.co_code, plain.co_names)))
+        and hasattr(module, "act_fn")
+        and not any(True for _ in module.act_fn.parameters())
+    )
+
+
+class GatedForward:
     """Forward of one gated MLP, set on the instance."""
 
     def __init__(self, mlp: nn.Module):
@@ -116,23 +105,5 @@ class _GatedForward:
         if not (torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)):
             return mlp.down_proj(act(gate) * up)
         product = _Gated.apply(gate, up, act)
-        product.recipe = Recipe(lambda gate, up: act(gate) * up, gate, up)
+        product.recipe = Recipe(lambda gate, up: act(gate) * up, product, gate, up)
         return mlp.down_proj(product)
-
-
-@torch.no_grad()
-def _is_plain(mlp: nn.Module) -> bool:
-    """Whether it computes down(act(gate(x))·up(x)) and nothing else, tried on two made-up tokens."""
-    width = getattr(mlp.gate_proj, "in_features", 0)
-    weight = next(mlp.gate_proj.parameters(), None)
-    if not width or weight is None or any(True for _ in mlp.act_fn.parameters()):
-        return False
-    x = torch.linspace(-2, 2, 2 * width, device=weight.device, dtype=weight.dtype).view(1, 2, width)
-    return torch.equal(mlp(x), _GatedForward(mlp)(x))
-
-
-def _with_recipe(norm: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-    """Forward hook of a normalisation."""
-    sharded = any(hasattr(parameter, "ds_id") for parameter in norm.parameters(recurse=False))
-    if torch.is_grad_enabled() and not sharded and len(args) == 1 and isinstance(out, Tensor):
-        out.recipe = Recipe(norm.forward, args[0])  # of a sharded network's part, the weights are here while it runs

@@ -7,6 +7,7 @@ Prompts come first, so that the candidates of a node share them as a prefix, and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,10 +22,15 @@ from mlrl.prompts import Prompt
 
 @dataclass(frozen=True)
 class JointInput:
-    """Tokens of a joint text: up to the responses, and from there on; `cut` tokens did not fit."""
+    """Tokens of a joint text: up to the responses, and from there on; `cut` tokens did not fit.
+
+    Attributes:
+        sections: how many tokens of `responses` each agent has, its tag among them; the closing tag follows.
+    """
 
     prompts: tuple[int, ...]
     responses: tuple[int, ...]
+    sections: tuple[int, ...]
     cut: int = 0
 
     def __len__(self) -> int:
@@ -82,10 +88,9 @@ class JointReader:
         before = [*self._start]
         for tag, ids in zip(self._prompt_tags, asked, strict=True):
             before += [*tag, *ids]
-        after: list[int] = []
-        for tag, ids in zip(self._response_tags, said, strict=True):
-            after += [*tag, *ids]
-        return JointInput(tuple(before), (*after, *self._closing), sum(needs) - sum(shares))
+        after = [[*tag, *ids] for tag, ids in zip(self._response_tags, said, strict=True)]
+        responses = (*itertools.chain(*after), *self._closing)
+        return JointInput(tuple(before), responses, tuple(map(len, after)), sum(needs) - sum(shares))
 
     def read_turns(self, trajectory: Trajectory) -> list[JointInput]:
         """The joint text of every turn, each with what the agents saw at it."""
@@ -120,17 +125,23 @@ def fair_shares(needs: Sequence[int], total: int) -> list[int]:
 
 @dataclass
 class JointBatch:
-    """A prefix tree that holds these texts; `ends[n]` is the segment at whose last token text n is scored."""
+    """A prefix tree that holds these texts; `ends[n]` is the segment at whose last token text n is scored.
+
+    Attributes:
+        sections: of each text, as in its `JointInput`.
+    """
 
     tree: PrefixTree = field(default_factory=PrefixTree)
     places: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    sections: list[tuple[int, ...]] = field(default_factory=list)
 
     def add(self, place: int, inputs: Sequence[JointInput]) -> None:
         """Adds the texts of one thing that is to be scored as a whole."""
         self.places.append(place)
         for given in inputs:
             self.ends.append(self.tree.add(given.responses, self.tree.add(given.prompts)))
+            self.sections.append(given.sections)
 
 
 def joint_batches(wholes: Sequence[Sequence[JointInput]], max_tokens: int) -> Iterator[JointBatch]:
@@ -149,10 +160,10 @@ def joint_batches(wholes: Sequence[Sequence[JointInput]], max_tokens: int) -> It
         yield batch
 
 
-def stand_in_batch() -> JointBatch:
+def stand_in_batch(num_agents: int) -> JointBatch:
     """The smallest batch: what a rank runs while others have more of them than it."""
     batch = JointBatch()
-    batch.add(0, [JointInput((0,), (0,))])
+    batch.add(0, [JointInput((0,), (0,), (0,) * num_agents)])
     return batch
 
 

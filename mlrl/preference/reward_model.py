@@ -1,7 +1,8 @@
 """The joint reward model R̃: a scalar head on a joint text, on an adapter or a network of its own.
 
-The head reads the hidden state of the last token, or the mean of those from the first response tag on. The last token
-has to have gathered all that counts; a mean holds what every token says of itself, and how much each agent wrote.
+The head reads the hidden state of the last token, the mean of those from the first response tag on, or of each agent
+the sum over what it wrote, with weights of its own for every agent. The last token has to have gathered all that
+counts; a mean holds what every token says of itself; sums also hold how much each agent wrote, and who wrote what.
 
 A trajectory's score is Σ_t γ^t R̃(h_t, a_t), as its reward is Σ_t γ^t r_t, so that with several turns R̃ can stand for
 the reward of a turn. One turn is the plain case.
@@ -42,6 +43,7 @@ from mlrl.sources import Source, load_tokenizers, resolve_source
 from mlrl.storage import whole_files
 
 ADAPTER = "reward_model"
+_SUMMED_TOKENS = 32  # a sum's unit: so that a head learns at the rate at which it learns from means
 _SMALLEST_SCALE = 1e-6  # below it the model tells nothing apart, and noise must not become a reward
 
 
@@ -67,7 +69,7 @@ class RewardModel:
         source: where the network came from, for saving.
         reader: makes its texts.
         discount: γ of a trajectory's score.
-        pooling: what the head reads, `last` or `mean`.
+        pooling: what the head reads, `last`, `mean` or `agents`.
         group: the ranks that hold it. They score and train together, each its share; default: this process alone.
     """
 
@@ -84,7 +86,7 @@ class RewardModel:
         self.discount, self.pooling = discount, pooling
         self.group = group or Group.alone()
         model = policy.base.language_model
-        width = model.config.hidden_size
+        width = model.config.hidden_size * (reader.num_agents if pooling == "agents" else 1)
         self.head = nn.Linear(width, 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -133,7 +135,7 @@ class RewardModel:
         with self.policy.use():
             for batch in self.rank_batches([[given] for given in inputs], max_tokens):
                 if batch is None:
-                    self.scores(stand_in_batch())
+                    self.scores(stand_in_batch(self.reader.num_agents))
                 else:
                     mine |= dict(zip(batch.places, self.scores(batch).tolist(), strict=True))
         return self.group.collect(mine, len(inputs))
@@ -286,14 +288,22 @@ def make_reward_model(
 def pooled_hidden(policy: Policy, batch: JointBatch, pooling: str) -> Tensor:
     """What the head reads of every text, (texts, D). Call inside `policy.use()`.
 
-    `last`: the final hidden state of the last token; `mean`: the mean from the first response tag to the last token.
+    `last`: the final hidden state of the last token; `mean`: the mean from the first response tag to the last token;
+    `agents`: the sum over each agent's tag and response, in units of 32 tokens, side by side, (texts, N·D).
     """
     packed = batch.tree.pack(policy.base.language_model.device)
     hidden_TD, _ = policy.base.score(packed, None)
     if pooling == "last":
         return hidden_TD[torch.tensor([packed.paths[end][-1] for end in batch.ends], device=hidden_TD.device)]
     responses = [packed.paths[end][-len(batch.tree.segments[end].token_ids) :] for end in batch.ends]
-    return torch.stack([hidden_TD[torch.tensor(r, device=hidden_TD.device)].float().mean(0) for r in responses])
+    states = [hidden_TD[torch.tensor(places, device=hidden_TD.device)].float() for places in responses]
+    if pooling == "mean":
+        return torch.stack([state_LD.mean(0) for state_LD in states])
+    texts = []
+    for state_LD, sections in zip(states, batch.sections, strict=True):
+        *own, _ = state_LD.split([*sections, len(state_LD) - sum(sections)])
+        texts.append(torch.cat([section_LD.sum(0) for section_LD in own]) / _SUMMED_TOKENS)
+    return torch.stack(texts)
 
 
 def fit_normalization(groups: Sequence[Hashable], scores: Sequence[float]) -> Normalization:

@@ -164,7 +164,7 @@ def _update(
     with model.policy.use(), adapter_dropout(model.policy, dropout_seed):
         for number, batch in enumerate(batches, start=1):
             if batch is None:
-                loss = 0.0 * model.scores(stand_in_batch()).sum()
+                loss = 0.0 * model.scores(stand_in_batch(model.reader.num_agents)).sum()
             else:
                 turns = [(len(read[place][0]), len(read[place][1])) for place in batch.places]
                 loss = model.pair_loss(batch, turns, 1.0 / len(read), settings.label_smoothing).loss

@@ -176,7 +176,7 @@ SETTINGS: list[tuple] = [
     ("reward_num_train_epochs", 0, "Give 1 or more"),
     ("reward_train_batch_size", 0, "Give 1 or more"),
     ("reward_max_length", 0, "leave it out"),
-    ("reward_pooling", "max", "Use last or mean"),
+    ("reward_pooling", "max", "Use last, mean or agents"),
     ("reward_validation_fraction", 1.0, "below 1"),
     ("rl_algorithm", "ppo", "Use magrpo, mareinforce"),
 ]

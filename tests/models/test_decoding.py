@@ -3,7 +3,7 @@
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, MistralConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, MistralConfig, Qwen3Config, SmolLM3Config
 
 from mlrl.models import decoding, products
 from mlrl.models.attention import DecodeAttention
@@ -15,8 +15,12 @@ from tests.tiny import tiny_model
 SIZES = {
     "vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.15,
+    "pad_token_id": 0,
 }  # fmt: skip
-OTHERS = {"qwen3": Qwen3Config, "mistral": MistralConfig, "gemma": GemmaConfig, "gemma2": Gemma2Config}
+OTHERS = {
+    "qwen3": Qwen3Config, "mistral": MistralConfig, "gemma": GemmaConfig, "gemma2": Gemma2Config,
+    "smollm3": SmolLM3Config,
+}  # fmt: skip
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16], [17, 18, 19], [20, 21], [22]]
 
 
@@ -103,26 +107,52 @@ def test_attention_spelled_out():
     assert base.language_model.lean_decoding is True
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gpt2"])
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gpt2", "smollm3"])
 def test_other_models_decode_by_themselves(kind):
     base = base_of(kind)
     for ours, own in zip(decode(base), decode(base, lean=False), strict=True):
         assert torch.equal(ours, own)
-    assert base.language_model.lean_decoding is False
+    assert base.language_model.lean_decoding is None  # not even tried
 
 
-def test_what_looks_alike_and_computes_otherwise_is_found_out():
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_half_precision_is_as_near_as_the_model(kind):
+    base = base_of(kind)
+    base.model.to(torch.bfloat16)
+    exact = base_of(kind)
+    distances = []
+    for lean in (True, False):
+        states = zip(decode(base, lean=lean), decode(exact, lean=False), strict=True)
+        distances.append(sum(float((ours.float() - other).norm() / other.norm()) for ours, other in states))
+    assert base.language_model.lean_decoding is True
+    assert 0 < distances[0] < 1.5 * distances[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_computes_otherwise_is_found_out(dtype, monkeypatch):
     base = base_of("llama")
-    mlp = base.language_model.backbone.layers[1].mlp
-    own_forward = mlp.forward
-    mlp.forward = lambda x: own_forward(x) * 1.05
+    base.model.to(dtype)
+    normed = decoding._normed
+    monkeypatch.setattr(decoding, "_normed", lambda x, norm: normed(x, norm) * 1.2)
     for ours, own in zip(decode(base), decode(base, lean=False), strict=True):
-        assert torch.equal(ours, own)  # what the attempt has stored is overwritten
+        assert torch.equal(ours, own)  # what the trial has stored is overwritten
     assert base.language_model.lean_decoding is False
+
+
+def test_hooks_and_wrapped_forwards_are_run():
+    base = base_of("llama")
+    agree(base)
+    layer = base.language_model.backbone.layers[1]
+    handle = layer.mlp.register_forward_hook(lambda module, args, out: out * 1.05)
+    agree(base)
+    handle.remove()
+    forward = layer.self_attn.forward
+    layer.self_attn.forward = lambda *args, **kwargs: (forward(*args, **kwargs)[0] * 1.05, None)
+    agree(base)
 
 
 def test_it_is_tried_once(monkeypatch):
     base = base_of("llama")
     decode(base)
-    monkeypatch.setattr(decoding, "_agrees", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(decoding, "_agree", lambda *_: pytest.fail("tried again"))
     agree(base)

@@ -72,7 +72,20 @@ def loop_score(network, model, prompts, responses):
     given = model.reader.read(prompts, responses)
     ids = torch.tensor([[*given.prompts, *given.responses]])
     hidden = network(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[-1][0]
-    hidden = hidden[-1] if model.pooling == "last" else hidden[len(given.prompts) :].mean(0)
+    if model.pooling == "last":
+        hidden = hidden[-1]
+    elif model.pooling == "mean":
+        hidden = hidden[len(given.prompts) :].mean(0)
+    else:  # a tag and a response an agent, and the closing tag
+        place, sums = len(given.prompts), []
+        for agent, text in enumerate(responses, start=1):
+            length = sum(
+                len(model.reader.tokenizer(part, add_special_tokens=False)["input_ids"])
+                for part in (f"\n[agent {agent}, response]\n", text)
+            )
+            sums.append(hidden[place : place + length].sum(0) / 32)
+            place += length
+        hidden = torch.cat(sums)
     return (model.head.weight[0].double() * hidden).sum() + model.head.bias[0].double()
 
 
@@ -87,7 +100,7 @@ def loop_margin(network, model, pair):
     return total
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("pooling", ["last", "mean", "agents"])
 @pytest.mark.parametrize(("tuning", "max_tokens"), [("lora", 1), ("lora", 4096), ("full", 4096)])
 def test_loss_and_gradient_equal_the_loop(tiny_llama, tuning, max_tokens, pooling):
     _, model = make(tiny_llama, tuning=tuning, discount=0.5, pooling=pooling)
