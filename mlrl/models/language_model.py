@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mlrl.errors import ConfigError
-from mlrl.models.attention import IMPLEMENTATION, AttentionPlan
+from mlrl.models.attention import IMPLEMENTATION, AttentionPlan, DecodeAttention
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from mlrl.models.recompute import remake_activations
@@ -50,18 +50,19 @@ class LanguageModel:
         reference = self._own_logits()
         try:
             self.claim()
-            ours = self._planned_logits()
+            planned = (self._planned_logits(), self._decoded_logits())
         except (TypeError, AttributeError, RuntimeError, ValueError, NotImplementedError) as error:
             raise ConfigError(
                 f"model {name!r}: {type(model).__name__} cannot be run with shared prefixes ({error})"
             ) from error
         tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
-        if not torch.allclose(ours, reference, rtol=tolerance, atol=tolerance * float(reference.abs().max())):
-            raise ConfigError(
-                f"model {name!r}: {type(model).__name__} gives other logits when its prefixes are shared "
-                f"(largest difference {float((ours - reference).abs().max()):.2g}). "
-                "Use a decoder with ordinary causal attention"
-            )
+        for ours, how in zip(planned, ("when its prefixes are shared", "token by token"), strict=True):
+            if not torch.allclose(ours, reference, rtol=tolerance, atol=tolerance * float(reference.abs().max())):
+                raise ConfigError(
+                    f"model {name!r}: {type(model).__name__} gives other logits {how} "
+                    f"(largest difference {float((ours - reference).abs().max()):.2g}). "
+                    "Use a decoder with ordinary causal attention"
+                )
 
     @property
     def backbone(self) -> nn.Module:
@@ -136,3 +137,18 @@ class LanguageModel:
         tree.add(ids[5:], root)
         packed = tree.pack(self.device)
         return self.logits(self.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0, -1])
+
+    @torch.no_grad()
+    def _decoded_logits(self) -> torch.Tensor:
+        """The same with the last token as sampling runs it."""
+        ids = self._check_ids()
+        tree = PrefixTree()
+        tree.add(ids[:-1])
+        packed = tree.pack(self.device)
+        packed.attention.captured = []
+        self.hidden_states(packed.input_ids, packed.position_ids, packed.attention)
+        before = len(ids) - 1
+        store = DecodeAttention(torch.tensor([before], device=self.device), len(ids))
+        store.prefill(torch.tensor(packed.paths, device=self.device), packed.attention.captured)
+        last, position = (torch.tensor([[number]], device=self.device) for number in (ids[-1], before))
+        return self.logits(self.hidden_states(last, position, store)[0, -1])

@@ -44,8 +44,8 @@ RECOMMENDED = {
         "adam_beta1": 0.5,  # at 0.9 the second round still follows the first one's direction
         "max_steps": None,
     },
-    # The reward counts characters: what little of that shows in tokens shows in each agent's sum over its own. Of 32
-    # tokens the briefer answer nearly always wins; of more, some lose for being too brief, which few pairs do not teach.
+    # The reward counts characters: what of that shows in tokens shows in each agent's sum over its own. Of 32 tokens
+    # the briefer answer nearly always wins; of more, some lose for being too brief, which few pairs do not teach.
     "marlhf": {
         "max_new_tokens": 32,
         "preference_num_candidates": 8,
@@ -58,7 +58,7 @@ RECOMMENDED = {
         "num_generations": 4,
         "joint_mode": "aligned",
         "rollout_batch_size": 10,
-        "agent_learning_rate": 3e-4,
+        "agent_learning_rate": 2.5e-4,
         "adam_beta1": 0.5,
         "reference_kl_coef": 0.2,
         "max_steps": None,

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DiffLlamaConfig,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from mlrl.errors import ConfigError
 from mlrl.models.base import Base, Policy
@@ -140,4 +147,13 @@ def test_a_model_that_cannot_share_prefixes_is_refused(tiny_llama):
     model = AutoModelForCausalLM.from_pretrained(tiny_llama)
     model.model.layers[0].self_attn.forward = lambda hidden_states, **_: (hidden_states.cumsum(1), None)
     with pytest.raises(ConfigError, match="other logits when its prefixes are shared"):
+        LanguageModel(model, "odd")
+
+
+def test_a_model_that_cannot_be_decoded_is_refused():
+    sizes = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    config = DiffLlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.15)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(ConfigError, match="DiffLlamaForCausalLM gives other logits token by token"):
         LanguageModel(model, "odd")
