@@ -5,6 +5,8 @@ Keeping the head apart is what lets it run on completion positions only: full (t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -48,21 +50,9 @@ class LanguageModel:
         remake_activations(model)
         model.eval()  # the same mode for sampling and scoring: no dropout of the base model anywhere
         reference = self._own_logits()
-        try:
-            self.claim()
-            planned = (self._planned_logits(), self._decoded_logits())
-        except (TypeError, AttributeError, RuntimeError, ValueError, NotImplementedError) as error:
-            raise ConfigError(
-                f"model {name!r}: {type(model).__name__} cannot be run with shared prefixes ({error})"
-            ) from error
-        tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
-        for ours, how in zip(planned, ("when its prefixes are shared", "token by token"), strict=True):
-            if not torch.allclose(ours, reference, rtol=tolerance, atol=tolerance * float(reference.abs().max())):
-                raise ConfigError(
-                    f"model {name!r}: {type(model).__name__} gives other logits {how} "
-                    f"(largest difference {float((ours - reference).abs().max()):.2g}). "
-                    "Use a decoder with ordinary causal attention"
-                )
+        self.claim()
+        self._compare(self._planned_logits, reference, "when its prefixes are shared")
+        self._compare(self._decoded_logits, reference, "token by token")
 
     @property
     def backbone(self) -> nn.Module:
@@ -120,6 +110,21 @@ class LanguageModel:
 
     def _check_ids(self) -> list[int]:
         return [(7 * i + 3) % min(self.config.vocab_size, 500) for i in range(8)]
+
+    def _compare(self, run: Callable[[], torch.Tensor], reference: torch.Tensor, how: str) -> None:
+        """Raises ConfigError where the model cannot be run our way, or says something else."""
+        kind = type(self.model).__name__
+        try:
+            ours = run()
+        except (TypeError, AttributeError, RuntimeError, ValueError, NotImplementedError, IndexError) as error:
+            raise ConfigError(f"model {self.name!r}: {kind} cannot be run {how} ({error})") from error
+        tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
+        if not torch.allclose(ours, reference, rtol=tolerance, atol=tolerance * float(reference.abs().max())):
+            raise ConfigError(
+                f"model {self.name!r}: {kind} gives other logits {how} "
+                f"(largest difference {float((ours - reference).abs().max()):.2g}). "
+                "Use a decoder with ordinary causal attention"
+            )
 
     @torch.no_grad()
     def _own_logits(self) -> torch.Tensor:
