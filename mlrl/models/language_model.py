@@ -50,7 +50,6 @@ class LanguageModel:
         remake_activations(model)
         model.eval()  # the same mode for sampling and scoring: no dropout of the base model anywhere
         reference = self._own_logits()
-        self.claim()
         self._compare(self._planned_logits, reference, "when its prefixes are shared")
         self._compare(self._decoded_logits, reference, "token by token")
 
@@ -134,7 +133,8 @@ class LanguageModel:
 
     @torch.no_grad()
     def _planned_logits(self) -> torch.Tensor:
-        """The same through a prefix tree of two branches."""
+        """The same through a prefix tree of two branches, by attention that is ours from now on."""
+        self.claim()
         ids = self._check_ids()
         tree = PrefixTree()
         root = tree.add(ids[:5])
