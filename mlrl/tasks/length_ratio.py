@@ -58,7 +58,7 @@ RECOMMENDED = {
         "num_generations": 4,
         "joint_mode": "aligned",
         "rollout_batch_size": 10,
-        "agent_learning_rate": 2.5e-4,
+        "agent_learning_rate": 4e-4,
         "adam_beta1": 0.5,
         "reference_kl_coef": 0.2,
         "max_steps": None,
