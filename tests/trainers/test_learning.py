@@ -28,7 +28,7 @@ def early_letters(first: list[str], second: list[str]) -> list[float]:
         ("MAGRPO", {"clip_range": 0.2, "num_updates_per_rollout": 2, "train_batch_size": 2, "max_steps": 12}),
         ("MARLOO", {}),
         ("MARLOO", {"num_turns": 2, "num_generations": 5}),
-        ("MAReMax", {}),
+        ("MAReMax", {"agent_learning_rate": 2e-2}),
         ("MAReMax", {"advantage_mode": "greedy"}),
     ],
 )

@@ -177,7 +177,10 @@ def test_clipped_updates_at_moving_weights_equal_the_loop(tiny_llama, settings, 
         outcome = next(updates)
         assert outcome.finite
         for agent in agents:
-            assert_close(made[agent.index].recorded[number], expected[agent.index], 2e-5)
+            if number > 0 and not expected[agent.index].any():  # whole sequences, all of which may be clipped
+                assert not made[agent.index].recorded[number].any()
+            else:
+                assert_close(made[agent.index].recorded[number], expected[agent.index], 2e-5)
             for turn in (1, 2):
                 total, count = outcome.metrics[f"turn_{turn}/agent_{agent.index}/clip_fraction"]
                 kl = outcome.metrics[f"turn_{turn}/agent_{agent.index}/approx_kl"]
