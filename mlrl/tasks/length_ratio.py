@@ -45,7 +45,7 @@ RECOMMENDED = {
         "max_steps": None,
     },
     # The reward counts characters: what of that shows in tokens shows in each agent's sum over its own. Of 32 tokens
-    # the briefer answer nearly always wins; of more, some lose for being too brief, which few pairs do not teach.
+    # the briefer first answer mostly wins; of more, some lose for being too brief, which few pairs do not teach.
     "marlhf": {
         "max_new_tokens": 32,
         "preference_num_candidates": 8,
