@@ -29,6 +29,7 @@ class Console:
         log_interval: In plain mode, the smallest ``env_step`` gap between two step lines; of steps that evaluate no
             reward, as learning from pairs, the smallest gap in steps.
         reward: What the reward of a step is called.
+        first_evaluation: Of a run that goes on: what its evaluations are shown beside.
         file: Where to write (default: ``sys.stdout``).
         clock: Time in seconds, for tests.
     """
@@ -40,6 +41,7 @@ class Console:
         verbose: bool = True,
         log_interval: int = 1,
         reward: str = "reward",
+        first_evaluation: dict[str, Any] | None = None,
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -54,7 +56,7 @@ class Console:
             plain = not (file or sys.stdout).isatty() or self._rich.is_dumb_terminal
         self.plain = plain
         self._live: Live | None = None
-        self.first_evaluation: dict[str, Any] | None = None  # of the whole run, also where it goes on
+        self.first_evaluation = first_evaluation
         self._last_evaluation: dict[str, Any] | None = None
         self._started = clock()
         self._phase = ("", clock())  # name, since when

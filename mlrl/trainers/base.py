@@ -204,11 +204,13 @@ class Trainer:
             self._resume = self._find_resume(where, checkpoint_dir)
         restore(self, self._resume)
         self.run_folder = make_run_folder(args, self.algorithm, self.task.name or "task", self.world, self._resume)
+        first_evaluation = self.console.first_evaluation  # of the run that goes on
         self.console = Console(
             enabled=self.launch.is_main,
             verbose=is_verbose(self.wandb_config),
             log_interval=args.logging_steps,
             reward="reward" if args.num_turns == 1 else self.line_reward,
+            first_evaluation=first_evaluation,
         )
         with self.run_folder.keeping_error(), self.console:
             self._go_on()

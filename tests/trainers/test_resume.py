@@ -101,6 +101,16 @@ def test_the_budget_of_an_api_is_that_of_the_whole_run(tiny_llama, tmp_path, mon
     assert lost == [0, 9]
 
 
+def test_evaluations_are_shown_beside_the_first_of_the_whole_run(tiny_llama, tmp_path, capsys):
+    with pytest.raises(Crash):
+        make(MAGRPOTrainer, tiny_llama, tmp_path, "run", StopAt(30, crash)).train()
+    table = capsys.readouterr().out.partition("evaluation at step 0\n")[2]
+    first = table.split("eval/turn_1/reward_mean")[1].split()[0]
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "run", resume_from_checkpoint="latest").train()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "eval/turn_1/reward_mean" in line]
+    assert lines and all(line[2:4] == ["(first", first + ","] for line in lines)
+
+
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_stopped_run_goes_on_to_the_same_end(name, tiny_llama, tmp_path):
     trainer, settings = TRAINERS[name]
