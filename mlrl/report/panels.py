@@ -70,6 +70,8 @@ _SHARED = {
     "time/rollout_s": ("time/step_s", "sampling"),
     "time/reward_s": ("time/step_s", "rewards"),
     "time/rollout_wait_s": ("time/step_s", "waiting for rollouts"),
+    "time/reward_model_s": ("time/step_s", "learned rewards"),
+    "time/reference_s": ("time/step_s", "KL to the reference"),
     "time/update_s": ("time/step_s", "an update"),
 }
 _COST_NAMES = ("total_generated_tokens", "nonfinite_fraction", "truncated_prompt_fraction", "reward_failure_fraction")

@@ -6,6 +6,7 @@ steps with (R̃ − mean)/s as the reward. Ending early and evaluation go by the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -79,9 +80,11 @@ class MARLHFTrainer(PreferenceTrainer):
         self._task_reward = mean_reward(trees)
         self.averager.update(reward_sums(trees, "task_reward_mean"))
         nodes = [node for tree in trees for node in tree.nodes()]
+        started = time.perf_counter()
         rewards = learned_rewards(
             self.reward_model, nodes, self.mesh.reward_model, self.world, self.args.micro_batch_tokens
         )
+        self.averager.add_value("time/reward_model_s", time.perf_counter() - started)
         for node, own in zip(nodes, rewards, strict=True):
             node.rewards = own
         return trees

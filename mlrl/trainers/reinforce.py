@@ -10,6 +10,7 @@ The four trainers differ in the baseline alone (`advantage_mode`), which their c
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -127,7 +128,9 @@ class ReinforceTrainer(Trainer):
             is_present = staleness(trees, self.step_number) == 0
             self.averager.update(correct_mismatch(self.team, samples, args, bounded=is_present))
         if args.reference_kl_coef > 0:
+            started = time.perf_counter()
             reference_kl(self.team, samples, args)
+            self.averager.add_value("time/reference_s", time.perf_counter() - started)
         return samples
 
     def update(self, samples: list[list[Sample]]) -> None:

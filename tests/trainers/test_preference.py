@@ -187,6 +187,9 @@ def test_marlhf_follows_the_learned_reward_and_logs_both(tiny_llama, tmp_path, a
     assert len(steps) == 2
     assert all(0 <= row["turn_1/task_reward_mean"] < 1 for row in steps)  # that of the task lies there
     assert all(row["turn_1/reward_mean"] != row["turn_1/task_reward_mean"] for row in steps)
+    for row in steps:
+        parts = [row[f"time/{part}_s"] for part in ("rollout", "reward_model", "reference", "update")]
+        assert min(parts) > 0 and sum(parts) <= row["time/step_s"]
     assert steps[-1]["env_step"] == 4 * 3 + 2 * 4 * 3  # candidates, and two steps of 4 items × 3 joints
     for agent, old in zip(trainer.team.agents, before, strict=True):
         assert any(not torch.equal(p, o) for p, o in zip(agent.parameters, old, strict=True))
