@@ -91,7 +91,10 @@ def parse(config_class: type, script_doc: str | None, argv: list[str] | None = N
         raise SystemExit(0)
     warn_in_one_line(file.stem)
     with config_errors(file.name):
-        return _resolve(config_class, file.stem, argv)
+        run = _resolve(config_class, file.stem, argv)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{file.name}: loading libraries and models", flush=True)  # which may take half a minute
+    return run
 
 
 def _hear_signals() -> None:

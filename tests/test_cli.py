@@ -55,6 +55,7 @@ def parse(*words: str, config_class: type = Arguments) -> cli.Run:
 
 def error_of(capsys: pytest.CaptureFixture, *words: str, config_class: type = Arguments) -> str:
     """The one line that a wrong command line prints."""
+    capsys.readouterr()  # of right ones before
     with pytest.raises(SystemExit) as stop:
         parse(*words, config_class=config_class)
     printed = capsys.readouterr()
@@ -588,7 +589,9 @@ def test_help_is_quick(tmp_path):
 def test_a_real_task_is_loaded_without_torch(tmp_path):
     done, _ = start(tmp_path, "--num_generations", "5")
     assert done.returncode == 0, done.stderr
-    number, source, run_name = done.stdout.split()
+    said, result = done.stdout.splitlines()  # the first before what takes long
+    assert said == "my_magrpo.py: loading libraries and models"
+    number, source, run_name = result.split()
     assert (number, source) == ("5", "flag")
     assert run_name.startswith("my_magrpo-length_ratio-")
 

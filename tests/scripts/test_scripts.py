@@ -153,7 +153,8 @@ def test_full_tuning_as_launched_says_nothing_but_its_own_lines(tiny_llama):
     assert (done.returncode, done.stderr) == (0, "")
     own = "algorithm|task|agents|trained|device|rollouts|steps|run folder|peak memory|metrics|evaluation reward"
     own += "|report|evaluate"
-    lines = rf"({own}) +\S.*|evaluation at step \d|  eval/\S+ +\S.*|step \d/\d \|.*|finished"
+    lines = r"magrpo\.py: loading libraries and models|"
+    lines += rf"({own}) +\S.*|evaluation at step \d|  eval/\S+ +\S.*|step \d/\d \|.*|finished"
     strangers = [line for line in done.stdout.splitlines() if not re.fullmatch(lines, line)]
     assert strangers == []
     assert Path("runs/mine/agents/agent_1/model.safetensors").is_file()
