@@ -46,6 +46,10 @@ TITLES = {
     "rollout_ratio_mean": ("Trainer to sampler", "Mean ratio of their probabilities of a token; 1 where they agree."),
     "rollout_truncated_fraction": ("Capped importance weights", "Share of tokens whose ratio is above the cap."),
     "rollout_staleness": ("Age of rollouts", "Steps that the weights had learned since they drew the batch."),
+    "task_reward_correlation": (
+        "Learned reward beside the task's",
+        "Correlation within a node: 1 where both prefer the same, 0 where it tells nothing.",
+    ),
     "advantage_abs_mean": ("Size of advantages", "Mean absolute advantage."),
     "grad_norm": ("Gradient norm", "Before clipping."),
     "grad_clipped_fraction": ("Clipped gradients", "Share of updates whose gradient was clipped."),

@@ -52,15 +52,18 @@ RECOMMENDED = {
         "preference_pairs_per_sample": 3,
         "reward_pooling": "agents",
         "reward_train_batch_size": 8,
-        "reward_num_train_epochs": 1,
-        "reward_learning_rate": 3e-4,
+        "reward_num_train_epochs": 2,
+        "reward_learning_rate": 6e-4,
         "reward_validation_fraction": 0.25,
+        # The first round's pairs say "briefer", the second's "not as brief": a model of both knows the band between.
+        "preference_replay_mode": "all_history",
         "num_generations": 4,
         "joint_mode": "aligned",
         "rollout_batch_size": 10,
-        "agent_learning_rate": 4e-4,
+        "agent_learning_rate": 3e-4,
+        "lr_scheduler": "constant",  # the second round, whose reward model knows more, goes as far as the first
         "adam_beta1": 0.5,
-        "reference_kl_coef": 0.2,
+        "reference_kl_coef": 0.1,
         "max_steps": None,
     },
 }

@@ -26,7 +26,7 @@ from mlrl.sources import resolve_source
 from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
 from mlrl.trainers.critic_setup import headed_engine
 from mlrl.trainers.data import Batch, batches
-from mlrl.trainers.metrics import mean_reward, reward_sums
+from mlrl.trainers.metrics import mean_reward, reward_correlation, reward_sums
 from mlrl.trainers.preference import PreferenceTrainer
 from mlrl.trainers.reinforce import ReinforceTrainer
 from mlrl.wording import counted
@@ -85,6 +85,7 @@ class MARLHFTrainer(PreferenceTrainer):
             self.reward_model, nodes, self.mesh.reward_model, self.world, self.args.micro_batch_tokens
         )
         self.averager.add_value("time/reward_model_s", time.perf_counter() - started)
+        self.averager.update(reward_correlation(nodes, rewards))
         for node, own in zip(nodes, rewards, strict=True):
             node.rewards = own
         return trees

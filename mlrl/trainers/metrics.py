@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import statistics
 from collections.abc import Sequence
 
@@ -68,6 +70,31 @@ def reward_sums(trees: Sequence[RolloutTree], name: str) -> Pairs:
         rewards = flat(node.rewards)
         pairs[f"turn_{node.turn + 1}/{name}"] = (total + sum(rewards), count + len(rewards))
     return pairs
+
+
+def reward_correlation(nodes: Sequence[Node], learned: Sequence[Sequence[float]]) -> Pairs:
+    """How learned rewards go with the present ones among the joint responses of a node, by turn.
+
+    Pearson's r of both less their means over the node, as `turn_k/task_reward_correlation`: 1 where the learned reward
+    prefers as the task does, 0 where it tells nothing. A turn on which one of them is constant in every node has none.
+    """
+    moments: dict[int, tuple[float, float, float]] = {}
+    for node, own in zip(nodes, learned, strict=True):
+        sides = [_centred(side) for side in (flat(node.rewards), own)]
+        products = [math.fsum(map(operator.mul, sides[i], sides[j])) for i, j in ((0, 0), (0, 1), (1, 1))]
+        before = moments.get(node.turn, (0.0, 0.0, 0.0))
+        moments[node.turn] = tuple(map(sum, zip(before, products, strict=True)))
+    return {
+        f"turn_{turn + 1}/task_reward_correlation": (both / math.sqrt(task * learned), 1)
+        for turn, (task, both, learned) in moments.items()
+        if task > 0 < learned
+    }
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    """Less their mean; zeros, not what rounding leaves, where all are equal."""
+    mean = values[0] if min(values) == max(values) else statistics.fmean(values)
+    return [value - mean for value in values]
 
 
 def advantage_metrics(

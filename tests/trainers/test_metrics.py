@@ -8,7 +8,7 @@ from mlrl.config import MAGRPOConfig
 from mlrl.rollout.collect import CollectionCost
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 from mlrl.trainers import MAGRPOTrainer
-from mlrl.trainers.metrics import advantage_metrics, mean_reward, rollout_metrics
+from mlrl.trainers.metrics import advantage_metrics, mean_reward, reward_correlation, rollout_metrics
 from mlrl.trainers.samples import Sample
 
 
@@ -102,3 +102,21 @@ def test_ending_early_on_a_positive_reward_warns_once(tiny_llama, tmp_path, rewa
         warnings.simplefilter("always")
         trainer.train()
     assert sum("forfeits" in str(w.message) for w in seen) == times
+
+
+def test_correlation_of_learned_rewards_by_hand():
+    """Centred: task −1 1 and 0 0 at the first turn, −2 2 at the second; learned −2 2 and 3 −3, then 1 −1."""
+    nodes = [node for tree in trees() for node in tree.nodes()]
+    learned = {(1.0, 3.0): [7.0, 11.0], (5.0, 5.0): [3.0, -3.0], (2.0, 6.0): [0.5, -1.5]}
+    pairs = reward_correlation(nodes, [learned[tuple(node.rewards)] for node in nodes])
+    first = (2 + 2) / ((1 + 1) * (4 + 4 + 9 + 9)) ** 0.5
+    assert pairs == {
+        "turn_1/task_reward_correlation": (pytest.approx(first), 1),
+        "turn_2/task_reward_correlation": (pytest.approx(-1.0), 1),
+    }
+
+
+def test_correlation_needs_rewards_that_differ():
+    tied = [node([0.1, 0.1], (2, 4)), node([0.7, 0.7], (2, 4))]
+    assert reward_correlation(tied, [[1.0, 2.0], [0.1, 0.1]]) == {}
+    assert reward_correlation([node([1.0, 2.0], (2, 4))], [[0.1, 0.1]]) == {}

@@ -188,6 +188,7 @@ def test_marlhf_follows_the_learned_reward_and_logs_both(tiny_llama, tmp_path, a
     assert all(0 <= row["turn_1/task_reward_mean"] < 1 for row in steps)  # that of the task lies there
     assert all(row["turn_1/reward_mean"] != row["turn_1/task_reward_mean"] for row in steps)
     for row in steps:
+        assert -1 <= row["turn_1/task_reward_correlation"] <= 1
         parts = [row[f"time/{part}_s"] for part in ("rollout", "reward_model", "reference", "update")]
         assert min(parts) > 0 and sum(parts) <= row["time/step_s"]
     assert steps[-1]["env_step"] == 4 * 3 + 2 * 4 * 3  # candidates, and two steps of 4 items × 3 joints
