@@ -40,18 +40,7 @@ def test_projections_do_not_depend_on_the_number_of_rows(columns, monkeypatch):
                     torch.testing.assert_close(ours, expected[rows], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("seconds_of_columns", "pay"), [(0.5, True), (0.9, False), (1.5, False)])
-def test_columns_are_taken_where_the_machine_is_clearly_faster_by_them(seconds_of_columns, pay, monkeypatch):
-    clock = [0.0]
-
-    def taking(seconds, result):
-        def product(*operands):
-            clock[0] += seconds
-            return result
-
-        return product
-
-    monkeypatch.setattr(products.F, "linear", taking(1.0, None))
-    monkeypatch.setattr(products, "linear_of_columns", taking(seconds_of_columns, None))
-    monkeypatch.setattr(products.time, "perf_counter", lambda: clock[0])
+@pytest.mark.parametrize(("capability", "pay"), [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
+def test_the_kind_of_processor_decides(capability, pay, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert products.columns_pay.__wrapped__() == pay
