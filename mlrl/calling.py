@@ -108,7 +108,7 @@ def bind_call(
         at_least = "at least " if takes_rest else ""
         raise ConfigError(
             f"{field}={text}: {at_least}{counted(count, 'parameter')} without default for "
-            f"{counted(num_values, 'value')}: {values_are}. Only parameters without default and *args take these; "
+            f"{counted(num_values, 'value')} ({values_are}). Only parameters without default and *args take these; "
             "extras of your own need a default" + (f", and {_listed(known)} are passed by name." if known else ".")
         )
     if count < num_values:

@@ -81,9 +81,12 @@ class Console:
         if self.verbose:
             self._show_block(lines)
 
-    def start(self, total_steps: int | None, total_items: int | None, step: int = 0) -> None:
-        """Start the progress display; totals may be unknown (None), ``step`` counts the steps done before."""
+    def start(
+        self, total_steps: int | None, total_items: int | None, step: int = 0, items: int = 0, env_step: int = 0
+    ) -> None:
+        """Start the progress display; totals may be unknown (None), the others count what was done before."""
         self._total_steps, self._total_items = total_steps, total_items
+        self._items, self._env_step = items, env_step
         self._step = self._first_step = step
         self._started = self._first_time = self._clock()
         if self.enabled and self.verbose and not self.plain and self._live is None:

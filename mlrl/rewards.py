@@ -48,7 +48,7 @@ def bind_reward(func: Callable, num_agents: int) -> BoundCall:
         func,
         field="reward_func",
         num_values=num_agents,
-        values_are=f"one list of completions an agent (num_agents={num_agents})",
+        values_are=f"one list of completions an agent, and num_agents={num_agents}",
         named=_REWARD_NAMES,
         named_only=("episode_seed",),
     )

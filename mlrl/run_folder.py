@@ -140,8 +140,7 @@ class RunFolder:
                     number += 1
                     continue
                 raise ConfigError(
-                    f"run_name={run_name!r}: the run folder {path} exists already. "
-                    "Choose another run_name, or remove that folder."
+                    f"run_name={run_name!r}: {path} exists already. Give another run_name or output_dir."
                 ) from None
             except OSError as error:
                 raise ConfigError(

@@ -245,6 +245,15 @@ def test_absent_config_file_is_one_line(bin_path):
     assert (result.returncode, result.stderr) == (2, "launch.sh: --config_file nowhere.yaml: no such file.\n")
 
 
+def test_absent_script_is_one_line_with_the_scripts_there_are(bin_path):
+    result = subprocess.run(
+        [ROOT / "launch.sh", "train/magrpoo.py", "--seed", "1"],
+        env=environment(PATH=bin_path), capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("launch.sh: train/magrpoo.py: no such script. There are train/evaluate.py ")
+
+
 def is_tests(call: str) -> bool:
     """Whether a call of Python, and nothing else, starts the tests."""
     return re.fullmatch(r"-m pytest -n \d+ --dist loadfile --no-loadscope-reorder\n?", call) is not None

@@ -243,8 +243,14 @@ class Trainer:
 
     def _run_to_the_end(self, schedule: Schedule) -> dict[str, Path]:
         """The steps and what follows the last of them; where what was saved lies."""
+        before = self.step_number
         with self.checkpoints.requests if schedule.folder is not None else nullcontext():
             self._run_steps()
+        if before == self.step_number > 0:
+            self.console.note(
+                f"the run that goes on was at its end, step {before}: nothing was trained. "
+                "Give more max_steps or num_train_epochs"
+            )
         self.checkpoints.at_end()
         self._log_training()
         self.evaluations.run()
@@ -256,7 +262,8 @@ class Trainer:
 
     def _run_steps(self) -> None:
         """All steps, with the evaluations and log lines between them."""
-        self.console.start(self.total_steps, run_items(self.task.train_dataset, self.args), self.step_number)
+        items = run_items(self.task.train_dataset, self.args)
+        self.console.start(self.total_steps, items, self.step_number, self.items_done, self.env_step)
         for batch in self._batches():
             if self.args.eval_interval and (batch.first or self.evaluations.due(batch, self.args.rollout_batch_size)):
                 self.evaluations.run()

@@ -213,7 +213,7 @@ class PreferenceTrainer(Trainer):
 
     def _begin(self) -> None:
         """What needs the run folder, and the evaluation before anything is learned."""
-        self.console.start(self.total_steps, None, self.step_number)
+        self.console.start(self.total_steps, None, self.step_number, self.items_done, self.env_step)
         if self.iterative and self.comparator is None:
             self.comparator = self._make_comparator(self.run_folder.path / FOLDER / "answers.jsonl")
         if self.round_state == RoundState(self.rounds.start):

@@ -185,7 +185,12 @@ def describe_rollouts(args: TrainerConfig) -> str:
     )
     text += ", drawn one step ahead" if args.async_rollouts else ""
     own = ("rollout_batch_size", "num_turns", "num_generations", "joint_mode", "max_new_tokens")
-    return f"{text}, as the task recommends" if any(args.sources.get(name) == "task" for name in own) else text
+    recommended = [name for name in own if args.sources.get(name) == "task"]
+    if not recommended:
+        return text
+    if any(args.sources.get(name) in ("yaml", "flag") for name in own):
+        return f"{text}; {', '.join(recommended)} as the task recommends"
+    return f"{text}, as the task recommends"
 
 
 class MAREINFORCETrainer(ReinforceTrainer):

@@ -111,6 +111,17 @@ def test_evaluations_are_shown_beside_the_first_of_the_whole_run(tiny_llama, tmp
     assert lines and all(line[2:4] == ["(first", first + ","] for line in lines)
 
 
+def test_a_run_at_its_end_says_that_nothing_is_left(tiny_llama, tmp_path, capsys):
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "run").train()
+    [whole] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trained ")][1:]
+    make(MAGRPOTrainer, tiny_llama, tmp_path, "run", resume_from_checkpoint="latest").train()
+    again = capsys.readouterr().out
+    assert "the run that goes on was at its end, step 6: nothing was trained" in again
+    [line] = [line for line in again.splitlines() if line.startswith("trained ")][1:]
+    counts = whole.rpartition(" in ")[0]
+    assert "6 steps, 10 items" in counts and line.startswith(f"{counts}, 0 of the steps in ")
+
+
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_stopped_run_goes_on_to_the_same_end(name, tiny_llama, tmp_path):
     trainer, settings = TRAINERS[name]
