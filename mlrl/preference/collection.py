@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from mlrl.preference.comparators import Candidates, PolicyComparator, WrittenComparator, play
@@ -51,10 +51,17 @@ def collect_pairs(
     *,
     comparator: PolicyComparator | WrittenComparator | None = None,
     round: int = 0,
+    between: Callable[[], None] = lambda: None,
 ) -> Collected:
-    """Plays (ordinal, item)s and makes their pairs: among the policy's candidates, or against the comparator's."""
+    """Plays (ordinal, item)s and makes their pairs: among the policy's candidates, or against the comparator's.
+
+    Args:
+        between: called before each batch but the first; what it raises gives the collection up.
+    """
     collected = Collected()
     for start in range(0, len(items), settings.batch_size):
+        if start:
+            between()
         batch = items[start : start + settings.batch_size]
         ours = play(
             collector, batch, growth, num_candidates=settings.num_candidates, round=round, stream="candidate",

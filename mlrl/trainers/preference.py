@@ -124,8 +124,9 @@ class PreferenceTrainer(Trainer):
         items = self.world.from_first(lambda: [(n, dict(row)) for n, row in enumerate(self.task.train_dataset)])
         with self.comparator_networks.use():
             collected = collect_pairs(
-                self.collector, items, self.growth(), settings, comparator=self.comparator, round=round
-            )
+                self.collector, items, self.growth(), settings, comparator=self.comparator, round=round,
+                between=self._stop_collecting_if_asked,
+            )  # fmt: skip
         self.env_step += collected.cost.joint_evaluations
         self.generated_tokens += collected.cost.generated_tokens
         if self.comparator is not None:
@@ -136,6 +137,12 @@ class PreferenceTrainer(Trainer):
         replays = args.preference_replay_mode != "current" and (self.earlier or round > 1)
         if not replays:  # else a round without a pair of its own may learn from earlier ones
             require_pairs(collected.pairs, collected.num_items, collected.lost, self._compared_with)
+
+    def _stop_collecting_if_asked(self) -> None:
+        """A run that was asked to stop does not play the whole train set first; it will play it again."""
+        if self.comparator is not None:
+            self.round_state.requests = self.comparator.requests  # that were sent are sent
+        self.checkpoints.stop_if_asked()
 
     def draw_pairs(self) -> list[PreferencePair]:
         """The pairs to learn from after the latest round on disk. Raises TaskError where there are none."""

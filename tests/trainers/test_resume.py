@@ -81,6 +81,19 @@ def test_preferences_go_on_to_the_same_end(name, tiny_llama, tmp_path):
         assert path.read_text() == again.read_text()
 
 
+@pytest.mark.parametrize("name", ["madpo", "madpo_iter", "marlhf_iter"])
+def test_a_signal_ends_a_collection_between_items(name, tiny_llama, tmp_path):
+    trainer, settings = PREFERENCES[name]
+    again = {"base": PAIRS, "resume_from_checkpoint": "latest", "max_rollout_rows": 6, **settings}  # an item at once
+    make(trainer, tiny_llama, tmp_path, "whole", **again).train()
+    stop = StopAt(4, terminate)  # after two items of the evaluation, in the second item or its comparator's
+    with pytest.raises(Stopped):
+        make(trainer, tiny_llama, tmp_path, "stopped", stop, **again).train()
+    assert 4 <= stop.seen <= 6 and not list((tmp_path / "stopped/preferences").glob("iteration*"))
+    make(trainer, tiny_llama, tmp_path, "stopped", **again).train()
+    assert_same(result(tmp_path / "whole"), result(tmp_path / "stopped"))
+
+
 def test_the_budget_of_an_api_is_that_of_the_whole_run(tiny_llama, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     server = FakeServer(lambda number, body: Reply({"completions": [f"{number} {'ab' * n}" for n in range(3)]}))
