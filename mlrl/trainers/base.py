@@ -75,8 +75,6 @@ class Trainer:
     algorithm: ClassVar[str]
     takes_own_rewards: ClassVar[bool] = False
     """Whether a reward may be one number an agent."""
-    line_reward: ClassVar[str] = "turn 1 reward"
-    """What a step's line shows where there are several turns."""
 
     def __init__(
         self,
@@ -209,7 +207,7 @@ class Trainer:
             enabled=self.launch.is_main,
             verbose=is_verbose(self.wandb_config),
             log_interval=args.logging_steps,
-            reward="reward" if args.num_turns == 1 else self.line_reward,
+            reward="reward" if args.num_turns == 1 else "return",
             first_evaluation=first_evaluation,
         )
         with self.run_folder.keeping_error(), self.console:

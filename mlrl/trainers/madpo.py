@@ -29,7 +29,6 @@ class MADPOTrainer(PreferenceTrainer):
 
     config_class: ClassVar[type[TrainingConfig]] = MADPOConfig
     algorithm = "MADPO"
-    line_reward = "return"
     first_phase = "update"
 
     def learn(self, round: int, pairs: list[PreferencePair]) -> None:

@@ -26,7 +26,7 @@ from mlrl.sources import resolve_source
 from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
 from mlrl.trainers.critic_setup import headed_engine
 from mlrl.trainers.data import Batch, batches
-from mlrl.trainers.metrics import mean_reward, reward_correlation, reward_sums
+from mlrl.trainers.metrics import mean_return, reward_correlation, reward_sums
 from mlrl.trainers.preference import PreferenceTrainer
 from mlrl.trainers.reinforce import ReinforceTrainer
 from mlrl.wording import counted
@@ -71,13 +71,13 @@ class MARLHFTrainer(PreferenceTrainer):
     def collect(self, batch: Batch) -> list[RolloutTree]:
         """Trees whose rewards are the learned ones; the task's are logged beside them."""
         trees = super().collect(batch)
-        self.last_reward = self._task_reward
+        self.last_reward = self._task_return
         return trees
 
     def grow(self, batch: Batch) -> list[RolloutTree]:
         """Trees grown by the task's reward, in whose place comes the learned one."""
         trees = super().grow(batch)
-        self._task_reward = mean_reward(trees)
+        self._task_return = mean_return(trees, self.args.discount)
         self.averager.update(reward_sums(trees, "task_reward_mean"))
         nodes = [node for tree in trees for node in tree.nodes()]
         started = time.perf_counter()

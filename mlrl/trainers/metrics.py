@@ -120,9 +120,9 @@ def advantage_metrics(
     return pairs
 
 
-def mean_reward(trees: Sequence[RolloutTree]) -> float:
-    """Mean reward of the first turn: the number a progress bar shows."""
-    return statistics.fmean(r for tree in trees for r in flat(tree.root.rewards))
+def mean_return(trees: Sequence[RolloutTree], discount: float) -> float:
+    """Mean return from the first turn on, of one turn the mean reward: the number that a step's line shows."""
+    return statistics.fmean(r for tree in trees for r in flat(tree.root.returns(discount)))
 
 
 def flat(values: Sequence) -> list[float]:

@@ -24,7 +24,7 @@ from mlrl.trainers.ahead import RolloutsAhead, staleness
 from mlrl.trainers.base import Trainer
 from mlrl.trainers.data import Batch
 from mlrl.trainers.estimate import estimate_advantages, reference_kl
-from mlrl.trainers.metrics import advantage_metrics, flat, mean_reward, rollout_metrics
+from mlrl.trainers.metrics import advantage_metrics, flat, mean_return, rollout_metrics
 from mlrl.trainers.mismatch import correct_mismatch
 from mlrl.trainers.policy_update import PolicyUpdate
 from mlrl.trainers.records import write_nodes
@@ -65,7 +65,7 @@ class ReinforceTrainer(Trainer):
         has_raw = self.task.reward_processor is not None
         self.averager.update(rollout_metrics(trees, cost, self.args.discount, self.args.num_turns, has_raw))
         self.averager.update(self.environment.response_metrics(trees))
-        self.last_reward = mean_reward(trees)
+        self.last_reward = mean_return(trees, self.args.discount)
         return trees
 
     def grow(self, batch: Batch) -> list[RolloutTree]:

@@ -8,7 +8,7 @@ from mlrl.config import MAGRPOConfig
 from mlrl.rollout.collect import CollectionCost
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
 from mlrl.trainers import MAGRPOTrainer
-from mlrl.trainers.metrics import advantage_metrics, mean_reward, reward_correlation, rollout_metrics
+from mlrl.trainers.metrics import advantage_metrics, mean_return, reward_correlation, rollout_metrics
 from mlrl.trainers.samples import Sample
 
 
@@ -48,7 +48,7 @@ def test_rollouts_by_hand():
     assert (pairs["time/rollout_s"], pairs["time/reward_s"]) == ((2.0, 1), (0.5, 1))
     assert pairs["truncated_prompt_fraction"] == (1, 3)
     assert not any("raw_reward" in name for name in pairs)
-    assert mean_reward(trees()) == 3.5
+    assert mean_return(trees(), 0.5) == 4.0 and mean_return(trees(), 0.0) == 3.5
 
 
 def test_raw_rewards_are_told_of_every_step_or_of_none():
