@@ -145,11 +145,11 @@ if [[ -n ${MLRL_DRY_RUN-} ]]; then
   echo "$(printf '%q ' "${command[@]}")" && exit
 fi
 [[ ${1-} != test ]] || exec "${command[@]}"
-for word in "$@"; do
-  [[ $word == *.py ]] || continue
-  [[ -r $word ]] || die "$word: no such script. There are $(cd "$root" && echo train/*.py), and your own."
-  break
-done
+if [[ $1 == *.py && ! -r $1 ]]; then
+  scripts=$(cd "$root" && echo train/*.py)
+  [[ . -ef $root ]] || scripts=${scripts//train/$root/train}
+  die "$1: no such script. There are $scripts, and your own."
+fi
 
 # SIGTERM, SIGUSR1 (batch systems) and Ctrl-C are for the training processes, which end with a checkpoint after their
 # step; the launcher between would kill them before. Exit code 75: stopped, can be resumed; 130: the same by Ctrl-C.

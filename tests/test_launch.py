@@ -254,6 +254,14 @@ def test_absent_script_is_one_line_with_the_scripts_there_are(bin_path):
     assert result.stderr.startswith("launch.sh: train/magrpoo.py: no such script. There are train/evaluate.py ")
 
 
+@pytest.mark.parametrize("words", [["--module", "job", "--task", "new.py"], ["--cpu", "job", "--output", "new.py"]])
+def test_only_a_script_has_to_exist(bin_path, words):
+    result = subprocess.run(
+        [ROOT / "launch.sh", *words], env=environment(PATH=bin_path), capture_output=True, text=True
+    )  # fmt: skip
+    assert "no such script" not in result.stderr
+
+
 def is_tests(call: str) -> bool:
     """Whether a call of Python, and nothing else, starts the tests."""
     return re.fullmatch(r"-m pytest -n \d+ --dist loadfile --no-loadscope-reorder\n?", call) is not None

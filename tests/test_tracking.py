@@ -86,7 +86,7 @@ def test_nothing_before_the_gate_is_lost():
 def test_run_folder_is_made_once(tmp_path):
     folder = RunFolder.create(tmp_path / "a" / "runs", "first")
     assert folder.path.is_dir() and folder.name == "first"
-    with pytest.raises(ConfigError, match="run_name='first'.*exists already.*Choose another"):
+    with pytest.raises(ConfigError, match="run_name='first'.*exists already.*Give another"):
         RunFolder.create(tmp_path / "a" / "runs", "first")
     names = [RunFolder.create(tmp_path, default_name="magrpo-x").name for _ in range(3)]
     assert names == ["magrpo-x", "magrpo-x-2", "magrpo-x-3"]

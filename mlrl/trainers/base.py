@@ -245,10 +245,7 @@ class Trainer:
         with self.checkpoints.requests if schedule.folder is not None else nullcontext():
             self._run_steps()
         if before == self.step_number > 0:
-            self.console.note(
-                f"the run that goes on was at its end, step {before}: nothing was trained. "
-                "Give more max_steps or num_train_epochs"
-            )
+            self.console.note(f"the run that goes on was at its end, step {before}: nothing was trained")
         self.checkpoints.at_end()
         self._log_training()
         self.evaluations.run()

@@ -112,14 +112,20 @@ class Checkpoints:
             self.write()
         self.stop_if_asked(fresh=True)
 
-    def stop_if_asked(self, fresh: bool = False) -> None:
-        """Writes a checkpoint and ends the run where a signal asked for it; `fresh`: the last one says all there is."""
+    def stop_if_asked(self, fresh: bool = False, rewind: Callable[[], None] = lambda: None) -> None:
+        """Writes a checkpoint and ends the run where a signal asked for it.
+
+        Args:
+            fresh: whether the last checkpoint says all there is.
+            rewind: called before the checkpoint of a run that is in the middle of what it will do again.
+        """
         if self.schedule.folder is None:
             return
         number = self.requests.asked()
         if number is None:
             return
         if not fresh:
+            rewind()
             self.write()
         trainer = self.trainer
         trainer.console.note(

@@ -85,7 +85,7 @@ def reward_correlation(nodes: Sequence[Node], learned: Sequence[Sequence[float]]
         before = moments.get(node.turn, (0.0, 0.0, 0.0))
         moments[node.turn] = tuple(map(sum, zip(before, products, strict=True)))
     return {
-        f"turn_{turn + 1}/task_reward_correlation": (both / math.sqrt(task * learned), 1)
+        f"turn_{turn + 1}/task_reward_correlation": (both / (math.sqrt(task) * math.sqrt(learned)), 1)
         for turn, (task, both, learned) in moments.items()
         if task > 0 < learned
     }

@@ -25,6 +25,7 @@ from mlrl.preference.replay import replay
 from mlrl.preference.rounds import FOLDER, Round, check_pairs, earlier_rounds, find_rounds, read_pairs, write_round
 from mlrl.preference.setup import check_comparator, make_comparator
 from mlrl.preference.snapshots import history_kept
+from mlrl.random_state import random_state, set_random_state
 from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import append_jsonl
 from mlrl.trainers.base import Trainer
@@ -122,10 +123,11 @@ class PreferenceTrainer(Trainer):
             batch_size=max(1, args.max_rollout_rows // (args.preference_num_candidates * self.num_agents)),
         )
         items = self.world.from_first(lambda: [(n, dict(row)) for n, row in enumerate(self.task.train_dataset)])
+        before = random_state()
         with self.comparator_networks.use():
             collected = collect_pairs(
                 self.collector, items, self.growth(), settings, comparator=self.comparator, round=round,
-                between=self._stop_collecting_if_asked,
+                between=lambda: self._stop_collecting_if_asked(before),
             )  # fmt: skip
         self.env_step += collected.cost.joint_evaluations
         self.generated_tokens += collected.cost.generated_tokens
@@ -138,11 +140,11 @@ class PreferenceTrainer(Trainer):
         if not replays:  # else a round without a pair of its own may learn from earlier ones
             require_pairs(collected.pairs, collected.num_items, collected.lost, self._compared_with)
 
-    def _stop_collecting_if_asked(self) -> None:
+    def _stop_collecting_if_asked(self, random_before: dict[str, Any]) -> None:
         """A run that was asked to stop does not play the whole train set first; it will play it again."""
         if self.comparator is not None:
             self.round_state.requests = self.comparator.requests  # that were sent are sent
-        self.checkpoints.stop_if_asked()
+        self.checkpoints.stop_if_asked(rewind=lambda: set_random_state(random_before))
 
     def draw_pairs(self) -> list[PreferencePair]:
         """The pairs to learn from after the latest round on disk. Raises TaskError where there are none."""
