@@ -175,7 +175,7 @@ def test_the_wandb_run_is_the_same_one(tiny_llama, tmp_path):
     settings |= {"num_train_epochs": 2, "resume_from_checkpoint": branch}
     make(MAGRPOTrainer, tiny_llama, tmp_path, "branch", **settings).train()
     ids = [path.name.rpartition("-")[2] for path in sorted((tmp_path / "run/wandb").glob("offline-run-*"))]
-    assert ids == [told["wandb"]["id"]] * 2
+    assert ids and set(ids) == {told["wandb"]["id"]}  # one folder where both started in one second
     [other] = (tmp_path / "branch/wandb").glob("offline-run-*")
     assert other.name.rpartition("-")[2] != told["wandb"]["id"]
 
