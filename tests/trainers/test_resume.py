@@ -174,10 +174,14 @@ def test_the_wandb_run_is_the_same_one(tiny_llama, tmp_path):
     branch = str(tmp_path / "run/checkpoints/checkpoint-3")
     settings |= {"num_train_epochs": 2, "resume_from_checkpoint": branch}
     make(MAGRPOTrainer, tiny_llama, tmp_path, "branch", **settings).train()
-    ids = [path.name.rpartition("-")[2] for path in sorted((tmp_path / "run/wandb").glob("offline-run-*"))]
-    assert ids and set(ids) == {told["wandb"]["id"]}  # one folder where both started in one second
-    [other] = (tmp_path / "branch/wandb").glob("offline-run-*")
-    assert other.name.rpartition("-")[2] != told["wandb"]["id"]
+
+    def ids(name):  # by the record inside: runs that start in one second have a number after the folder's id
+        records = (tmp_path / name / "wandb").glob("offline-run-*/run-*.wandb")
+        return [record.stem.removeprefix("run-") for record in records]
+
+    assert ids("run") and set(ids("run")) == {told["wandb"]["id"]}
+    [other] = ids("branch")
+    assert other != told["wandb"]["id"]
 
 
 def test_a_starting_adapter_stays_the_reference(tiny_llama, tmp_path):
