@@ -180,6 +180,6 @@ class _LeanStep:
             [out] = layer.answers(out.reshape(rows, -1))
             x = out.add_(x)
             gate, up = layer.widens(_normed(x, layer.before_mlp))
-            [out] = layer.narrows(layer.mlp.act_fn(gate) * up)
+            [out] = layer.narrows(layer.mlp.act_fn(gate).mul_(up))
             x = out.add_(x)
         return _normed(x, self.backbone.norm)
