@@ -56,19 +56,34 @@ def estimate_advantages(
     return zero_std
 
 
-def reference_kl(team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig) -> None:
+def reference_kl(
+    team: Team, samples: Sequence[Sequence[Sample]], args: TrainerConfig, sampling_is_exact: bool = False
+) -> None:
     """Sets the KL of every sample: Σ over its tokens of log π_old − log π_ref at the sampling temperature.
 
-    Both sides come from the same kind of forward, so that they differ by the weights alone.
+    Args:
+        sampling_is_exact: log π_old is what sampling kept. Else it comes from the same kind of forward as log π_ref, so
+            that in low precision too the two differ by the weights alone.
     """
     mesh = team.mesh
-    now = [(a.policy, mesh.agents[a.index], own) for a, own in zip(team.agents, samples, strict=True)]
     then = [(a.reference, mesh.reference(a.index), own) for a, own in zip(team.agents, samples, strict=True)]
-    scores = score(now + then, mesh.world, args)
-    for own, new, old in zip(samples, scores[: len(now)], scores[len(now) :], strict=True):
+    now = [(a.policy, mesh.agents[a.index], own) for a, own in zip(team.agents, samples, strict=True)]
+    known = _known_logprobs(samples, sampling_is_exact)
+    scores = score(then if known is not None else then + now, mesh.world, args)
+    reference, policy = scores[: len(then)], known or scores[len(then) :]
+    for own, new, old in zip(samples, policy, reference, strict=True):
         lengths_S = torch.tensor([len(logprobs) for logprobs in new])
         for sample, kl in zip(own, sequence_kl(torch.cat(new), torch.cat(old), lengths_S).tolist(), strict=True):
             sample.kl = kl
+
+
+def _known_logprobs(samples: Sequence[Sequence[Sample]], sampling_is_exact: bool) -> list[list[torch.Tensor]] | None:
+    """log π_old of every token where no forward is needed for it."""
+    if sampling_is_exact:
+        return [[torch.tensor(sample.response.logprobs) for sample in own] for own in samples]
+    if samples[0][0].old_logprobs is not None:  # of responses that a server drew, scored here since
+        return [[sample.old_logprobs for sample in own] for own in samples]
+    return None
 
 
 Work = tuple[Policy | None, Group, Sequence[Sample]]

@@ -10,11 +10,14 @@ The four trainers differ in the baseline alone (`advantage_mode`), which their c
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, ClassVar
+
+import torch
 
 from mlrl.config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig, TrainerConfig
 from mlrl.config_rules import nodes_per_step
@@ -129,9 +132,17 @@ class ReinforceTrainer(Trainer):
             self.averager.update(correct_mismatch(self.team, samples, args, bounded=is_present))
         if args.reference_kl_coef > 0:
             started = time.perf_counter()
-            reference_kl(self.team, samples, args)
+            reference_kl(self.team, samples, args, sampling_is_exact=self._sampling_is_exact)
             self.averager.add_value("time/reference_s", time.perf_counter() - started)
         return samples
+
+    @functools.cached_property
+    def _sampling_is_exact(self) -> bool:
+        """Whether what sampling kept is log π of the whole distribution, to the rounding of a training forward."""
+        args = self.args
+        if args.rollout_backend != "in_process" or args.top_k > 0 or args.top_p < 1:
+            return False
+        return all(self.world.gather(all(b.language_model.dtype == torch.float32 for b in self.team.bases)))
 
     def update(self, samples: list[list[Sample]]) -> None:
         """One or several optimizer updates of every agent from the same trees."""

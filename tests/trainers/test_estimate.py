@@ -9,7 +9,8 @@ import torch
 from mlrl.config import MAGRPOConfig, MARLOOConfig
 from mlrl.parallel.group import Group
 from mlrl.rollout.tree import Node, Response, RolloutTree, TokenizedPrompt
-from mlrl.trainers.estimate import estimate_advantages, score
+from mlrl.trainers import estimate
+from mlrl.trainers.estimate import estimate_advantages, reference_kl, score
 from mlrl.trainers.policy_update import PolicyUpdate
 from mlrl.trainers.samples import make_samples
 from tests.trainers import word_game
@@ -167,9 +168,11 @@ def test_kl_equals_the_loop_and_starts_at_zero(tiny_llama, tuning, temperature):
     trees = grow(trainer)
     samples = trainer.estimate(trees)
     assert all(abs(s.kl) < 1e-5 for own in samples for s in own)  # the policy is its reference
-    reference = [scores(a.reference, own, temperature) for a, own in zip(trainer.team.agents, samples, strict=True)]
+    first = samples
+    reference = [scores(a.reference, own, temperature) for a, own in zip(trainer.team.agents, first, strict=True)]
     for _ in range(3):
         trainer.update(samples)
+        trees = grow(trainer)  # the policy that sampled is the one that the KL is of
         samples = trainer.estimate(trees)
     for agent, own in zip(trainer.team.agents, samples, strict=True):
         expected = sequence_kl(agent, own, temperature)
@@ -177,13 +180,29 @@ def test_kl_equals_the_loop_and_starts_at_zero(tiny_llama, tuning, temperature):
             assert s.kl == pytest.approx(expected[id(s.node), s.generation], rel=1e-3, abs=1e-4)
         assert max(abs(s.kl) for s in own) > 0.01
         # training left the reference where it was
-        now = scores(agent.reference, own, temperature)
+        now = scores(agent.reference, first[agent.index], temperature)
         assert all(torch.equal(a, b) for a, b in zip(now, reference[agent.index], strict=True))
         loop = loop_advantages(trees, agent.index, trainer.args, expected)
         assert [s.advantage for s in own] == pytest.approx([loop[id(s.node), s.generation] for s in own], abs=1e-3)
     metrics = trainer.averager.flush()
     name = "turn_1/agent_0/reference_kl"
     assert metrics[f"{name}_penalty_mean"] == pytest.approx(0.2 * metrics[f"{name}_mean"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "scored"), [({}, 2), ({"top_k": 4}, 4), ({"top_p": 0.9}, 4), ({"dtype": "bfloat16"}, 4)]
+)
+def test_kl_takes_the_policy_from_sampling_where_that_is_exact(tiny_llama, monkeypatch, settings, scored):
+    trainer = make_trainer(tiny_llama, num_turns=2, reference_kl_coef=0.2, **settings)
+    forwards = []
+    monkeypatch.setattr(estimate, "score", lambda work, *rest: forwards.append(len(work)) or score(work, *rest))
+    samples = trainer.estimate(grow(trainer))
+    assert forwards == [scored]  # both agents' references, and both policies where sampling cut or rounded
+    kept = [[s.kl for s in own] for own in samples]
+    assert max(abs(kl) for own in kept for kl in own) > 0.01
+    reference_kl(trainer.team, samples, trainer.args)
+    for own, before in zip(samples, kept, strict=True):
+        assert [s.kl for s in own] == pytest.approx(before, abs=1e-4)
 
 
 def test_what_a_reference_costs(tiny_llama):
