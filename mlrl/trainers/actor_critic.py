@@ -165,6 +165,7 @@ class ActorCriticTrainer(ReinforceTrainer):
             self._training(),
             on_actors=not self.separate,
             warming_up=self._is_warming_up,
+            sampling_is_exact=self._sampling_is_exact,
         )
         outcomes = list(update.run(samples))
         for outcome in outcomes:

@@ -60,8 +60,9 @@ class ActorCriticUpdate(PolicyUpdate):
         *,
         on_actors: bool,
         warming_up: bool,
+        sampling_is_exact: bool = False,
     ):
-        super().__init__(team, engines, args, step)
+        super().__init__(team, engines, args, step, sampling_is_exact)
         self.critics, self.on_actors, self.warming_up = critics, on_actors, warming_up
 
     def _update(

@@ -68,7 +68,7 @@ def reference_kl(
     mesh = team.mesh
     then = [(a.reference, mesh.reference(a.index), own) for a, own in zip(team.agents, samples, strict=True)]
     now = [(a.policy, mesh.agents[a.index], own) for a, own in zip(team.agents, samples, strict=True)]
-    known = _known_logprobs(samples, sampling_is_exact)
+    known = known_logprobs(samples, sampling_is_exact)
     scores = score(then if known is not None else then + now, mesh.world, args)
     reference, policy = scores[: len(then)], known or scores[len(then) :]
     for own, new, old in zip(samples, policy, reference, strict=True):
@@ -77,7 +77,7 @@ def reference_kl(
             sample.kl = kl
 
 
-def _known_logprobs(samples: Sequence[Sequence[Sample]], sampling_is_exact: bool) -> list[list[torch.Tensor]] | None:
+def known_logprobs(samples: Sequence[Sequence[Sample]], sampling_is_exact: bool) -> list[list[torch.Tensor]] | None:
     """log π_old of every token where no forward is needed for it."""
     if sampling_is_exact:
         return [[torch.tensor(sample.response.logprobs) for sample in own] for own in samples]

@@ -21,7 +21,7 @@ from mlrl.losses.policy import PolicyLossInputs, PolicyLossOutputs, PolicyLossSe
 from mlrl.parallel.engine import Engine
 from mlrl.parallel.zero import ZeroEngine
 from mlrl.rollout.streams import derive_seed
-from mlrl.trainers.estimate import score
+from mlrl.trainers.estimate import known_logprobs, score
 from mlrl.trainers.samples import MicroBatch, Sample, rank_micro_batches, stand_in
 
 
@@ -44,10 +44,19 @@ class PolicyUpdate:
     Args:
         engines: one a group of agents here that train the same weights (`Team.trainable`).
         step: number of the step; decides the order of minibatches.
+        sampling_is_exact: old log-probabilities are those that sampling kept; else the training forward makes them.
     """
 
-    def __init__(self, team: Team, engines: Sequence[Engine | ZeroEngine], args: TrainerConfig, step: int):
+    def __init__(
+        self,
+        team: Team,
+        engines: Sequence[Engine | ZeroEngine],
+        args: TrainerConfig,
+        step: int,
+        sampling_is_exact: bool = False,
+    ):
         self.team, self.engines, self.args, self.step = team, engines, args, step
+        self.sampling_is_exact = sampling_is_exact
 
     def run(self, samples: Sequence[Sequence[Sample]]) -> Iterator[UpdateOutcome]:
         """Updates from the samples of every agent, minibatch after minibatch; samples[agent] are in node order."""
@@ -75,10 +84,11 @@ class PolicyUpdate:
                 yield [[sample for sample in own if id(sample.node) in chosen] for own in samples]
 
     def _score_old(self, samples: Sequence[Sequence[Sample]]) -> None:
-        """Log-probs at the weights that sampled, by the training forward."""
+        """Log-probabilities at the weights that sampled."""
         mesh = self.team.mesh
         work = [(a.policy, mesh.agents[a.index], own) for a, own in zip(self.team.agents, samples, strict=True)]
-        for own, scores in zip(samples, score(work, mesh.world, self.args), strict=True):
+        known = known_logprobs(samples, self.sampling_is_exact)
+        for own, scores in zip(samples, known or score(work, mesh.world, self.args), strict=True):
             for sample, logprobs in zip(own, scores, strict=True):
                 sample.old_logprobs = logprobs
 

@@ -147,7 +147,7 @@ class ReinforceTrainer(Trainer):
     def update(self, samples: list[list[Sample]]) -> None:
         """One or several optimizer updates of every agent from the same trees."""
         self.phase("update")
-        update = PolicyUpdate(self.team, self.engines, self.args, self.step_number)
+        update = PolicyUpdate(self.team, self.engines, self.args, self.step_number, self._sampling_is_exact)
         outcomes = list(update.run(samples))
         for outcome in outcomes:
             self.averager.update(outcome.metrics)

@@ -137,7 +137,7 @@ def test_gradient_and_loss_equal_the_loop(tiny_llama, case, tuning):
             assert norm == (pytest.approx(float(expected.norm()), rel=1e-5), 1)
 
 
-@pytest.mark.parametrize("tuning", ["lora", "full"])
+@pytest.mark.parametrize(("tuning", "sampling_is_exact"), [("lora", True), ("lora", False), ("full", True)])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -150,7 +150,7 @@ def test_gradient_and_loss_equal_the_loop(tiny_llama, case, tuning):
     ],
     ids=lambda s: ", ".join(f"{k}={v}" for k, v in s.items()),
 )
-def test_clipped_updates_at_moving_weights_equal_the_loop(tiny_llama, settings, tuning):
+def test_clipped_updates_at_moving_weights_equal_the_loop(tiny_llama, settings, tuning, sampling_is_exact):
     """Three passes over one rollout; the second and third are off-policy."""
     trainer = make_trainer(tiny_llama, tuning=tuning, num_turns=2, num_updates_per_rollout=3, **settings)
     args = trainer.args
@@ -159,7 +159,7 @@ def test_clipped_updates_at_moving_weights_equal_the_loop(tiny_llama, settings, 
     agents = trainer.team.agents
     old = [scores(agent.policy, samples[agent.index], args.temperature) for agent in agents]
     made = engines(trainer, moves=True)
-    updates = PolicyUpdate(trainer.team, made, args, step=0).run(samples)
+    updates = PolicyUpdate(trainer.team, made, args, 0, sampling_is_exact).run(samples)
     clipped_tokens = 0.0
     for number in range(3):
         expected = []
