@@ -158,12 +158,12 @@ def test_server_errors_twice_then_success(serve, status):
 @pytest.mark.parametrize("form", ["number", "date"])
 def test_retry_after_is_waited_for(serve, form):
     def answer(number, body):
-        after = "0.3" if form == "number" else time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 2))
+        after = "0.3" if form == "number" else time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
         return Reply({}, 429, {"Retry-After": after}) if number == 0 else generic("a")
 
-    server, model = serve(answer, max_wait_s=0.4)  # which bounds the wait for the date, 1 to 2 s away
+    server, model = serve(answer, max_wait_s=0.4)  # which bounds the wait for the date, 20 s away
     assert model.complete([RemoteRequest("Hello")]) == [["a"]]
-    assert 0.29 <= server.asked[1].at - server.asked[0].at < 1.0
+    assert 0.29 <= server.asked[1].at - server.asked[0].at < 10
 
 
 def test_back_off_doubles_and_jitters(serve):
@@ -180,22 +180,24 @@ def test_back_off_doubles_and_jitters(serve):
 
 def test_a_time_out_costs_its_own_answers_only(serve):
     def answer(number, body):
-        return Reply({"completions": ["late"]}, delay_s=1.0 if body["prompt"] == "slow" else 0.0)
+        return Reply({"completions": ["late"]}, delay_s=3.0 if body["prompt"] == "slow" else 0.0)
 
     _, model = serve(answer, timeout_s=0.15, max_retries=1)
     start = time.monotonic()
     assert model.complete([RemoteRequest("fast"), RemoteRequest("slow")]) == [["late"], [None]]
-    assert time.monotonic() - start < 0.9
+    assert time.monotonic() - start < 2.5
     assert dict(model.stats.failures) == {"timeout": 1}
     assert model.stats.first_failure == "no answer within 0.15 s"
 
 
 def test_an_answer_that_drips_is_a_time_out(serve):
     # every byte comes within the time limit, all of them do not
-    _, model = serve(lambda number, body: Reply({"completions": ["a" * 50]}, drip_s=0.05), timeout_s=0.2, max_retries=0)
+    _, model = serve(
+        lambda number, body: Reply({"completions": ["a" * 100]}, drip_s=0.05), timeout_s=0.2, max_retries=0
+    )
     start = time.monotonic()
     assert model.complete([RemoteRequest("Hello")]) == [[None]]
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 3
 
 
 @pytest.mark.parametrize("body", [b"<html>bad gateway</html>", b'{"completions": ["cut o', {"completions": "text"}])

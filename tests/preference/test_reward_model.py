@@ -54,8 +54,9 @@ def make(folder, *, tuning="lora", name=None, discount=1.0, pooling="last", fres
 
 def move_head(model):
     """Away from the start, where no text is better than another."""
-    assert not any(parameter.any() for parameter in model.head.parameters())
-    weight = model.head.weight
+    last = model.head[-1] if model.pooling == "agents" else model.head
+    assert not any(parameter.any() for parameter in last.parameters())
+    weight = last.weight
     torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5, generator=torch.Generator().manual_seed(2))
 
 
@@ -85,7 +86,9 @@ def loop_score(network, model, prompts, responses):
             )
             sums.append(hidden[place : place + length].sum(0) / 32)
             place += length
-        hidden = torch.cat(sums)
+        units, _, last = model.head
+        hidden = torch.tanh(units.weight.double() @ torch.cat(sums) + units.bias.double())
+        return (last.weight[0].double() * hidden).sum() + last.bias[0].double()
     return (model.head.weight[0].double() * hidden).sum() + model.head.bias[0].double()
 
 
