@@ -157,20 +157,23 @@ def test_inverse_cdf_takes_the_share_of_each_token():
     torch.testing.assert_close(logprobs.exp(), torch.tensor([0.5, 0.5, 0.25, 0.25, 0.25, 0.25]))
 
 
-def test_inverse_cdf_never_takes_a_token_without_mass():
-    logits = torch.full((3, 1000), float("-inf"))
+@pytest.mark.parametrize("vocab", [1000, 1024])  # with a last block that is filled up, and without
+def test_inverse_cdf_never_takes_a_token_without_mass(vocab):
+    logits = torch.full((3, vocab), float("-inf"))
     logits[:, 300], logits[:, 700] = 0.0, 0.0  # all mass in two blocks, none at the end of the vocabulary
     tokens, _ = inverse_cdf(logits, torch.tensor([0.0, 0.4999999, 0.9999999999999999], dtype=torch.float64))
     assert tokens.tolist() == [300, 300, 700]
 
 
-def test_inverse_cdf_frequencies():
-    logits = torch.randn(1, 600, generator=torch.Generator().manual_seed(0)).expand(20000, 600).contiguous()
+@pytest.mark.parametrize("vocab", [600, 512])
+def test_inverse_cdf_frequencies(vocab):
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(0)).expand(20000, vocab).contiguous()
     tokens, _ = inverse_cdf(logits, torch.from_numpy(uniforms(("frequencies",), 20000)))
     p = logits[0].softmax(-1)
-    counts = torch.bincount(tokens, minlength=600) / 20000
+    counts = torch.bincount(tokens, minlength=vocab) / 20000
     chi_square = float((20000 * (counts - p) ** 2 / p).sum())
-    assert abs(chi_square - 599) < 4 * (2 * 599) ** 0.5  # 599 degrees of freedom: mean 599, variance 2 · 599
+    freedom = vocab - 1  # mean and half the variance of χ²
+    assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
 def test_truncation_keeps_the_likeliest():
