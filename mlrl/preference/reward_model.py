@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from mlrl.agent_loading import lora_config
 from mlrl.agents import Agent, Team
+from mlrl.errors import ConfigError
 from mlrl.losses.preference import PreferenceLossOutputs, bradley_terry_loss
 from mlrl.models.base import Policy
 from mlrl.parallel.group import Group
@@ -173,9 +174,19 @@ class RewardModel:
         return weights | {"normalization": torch.tensor(astuple(self.normalization), dtype=torch.float64)}
 
     def put_back(self, kept: dict[str, Tensor]) -> None:
-        """Goes on with what `kept` gave."""
-        self.normalization = Normalization(*kept["normalization"].tolist())
+        """Goes on with what `kept` gave.
+
+        Raises:
+            ConfigError: those are weights of another reward model.
+        """
         wholes = [value for name, value in sorted(kept.items()) if name != "normalization"]
+        shapes = [tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in self.parameters]
+        if [tuple(whole.shape) for whole in wholes] != shapes:
+            raise ConfigError(
+                "resume_from_checkpoint: the reward model there has other weights than the one here. Resume with the "
+                "same reward_model_name, reward_pooling and adapter shape"
+            )
+        self.normalization = Normalization(*kept["normalization"].tolist())
         self.load_state([part_of_whole(p, v, self.group) for p, v in zip(self.parameters, wholes, strict=True)])
 
     def save(self, folder: str | Path) -> None:

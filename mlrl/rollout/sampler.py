@@ -226,11 +226,13 @@ def inverse_cdf(logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tens
     Token v is drawn where the uniform number falls into v's share of the cumulative distribution. Summed in blocks
     first, then inside the block that is hit, so that no cumulative sum over the vocabulary is formed.
     """
+    rows, vocab = logits.shape
+    blocks = -(-vocab // _BLOCK)
     peak = logits.amax(-1, keepdim=True)  # far faster than `max`, which finds the place too
     mass = (logits - peak).exp_()
-    if spare := -mass.shape[1] % _BLOCK:
-        mass = F.pad(mass, (0, spare))
-    mass = mass.view(len(mass), -1, _BLOCK)
+    if vocab < blocks * _BLOCK:
+        mass = F.pad(mass, (0, blocks * _BLOCK - vocab))
+    mass = mass.view(rows, blocks, _BLOCK)
     cumulative = mass.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1]
     if not total.isfinite().all():

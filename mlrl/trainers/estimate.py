@@ -62,19 +62,37 @@ def reference_kl(
     """Sets the KL of every sample: Σ over its tokens of log π_old − log π_ref at the sampling temperature.
 
     Args:
-        sampling_is_exact: log π_old is what sampling kept. Else it comes from the same kind of forward as log π_ref, so
-            that in low precision too the two differ by the weights alone.
+        sampling_is_exact: log π_old is what sampling kept, except of an agent that still is about its reference, where
+            roundings would be all there is. Else it comes from the same kind of forward as log π_ref, so that the two
+            differ by the weights alone.
     """
-    mesh = team.mesh
-    then = [(a.reference, mesh.reference(a.index), own) for a, own in zip(team.agents, samples, strict=True)]
-    now = [(a.policy, mesh.agents[a.index], own) for a, own in zip(team.agents, samples, strict=True)]
+    agents, mesh = team.agents, team.mesh
+    then = [(a.reference, mesh.reference(a.index), own) for a, own in zip(agents, samples, strict=True)]
+    now = [(a.policy, mesh.agents[a.index], own) for a, own in zip(agents, samples, strict=True)]
     known = known_logprobs(samples, sampling_is_exact)
-    scores = score(then if known is not None else then + now, mesh.world, args)
-    reference, policy = scores[: len(then)], known or scores[len(then) :]
+    if known is None:
+        scores = score(then + now, mesh.world, args)
+        reference, policy = scores[: len(then)], scores[len(then) :]
+    else:
+        reference, policy = score(then, mesh.world, args), known
     for own, new, old in zip(samples, policy, reference, strict=True):
-        lengths_S = torch.tensor([len(logprobs) for logprobs in new])
-        for sample, kl in zip(own, sequence_kl(torch.cat(new), torch.cat(old), lengths_S).tolist(), strict=True):
-            sample.kl = kl
+        _set_kl(own, new, old)
+    if sampling_is_exact:
+        close = [number for number, own in enumerate(samples) if _is_close(own)]
+        scores = score([now[number] for number in close], mesh.world, args) if close else []
+        for number, new in zip(close, scores, strict=True):
+            _set_kl(samples[number], new, reference[number])
+
+
+def _set_kl(samples: Sequence[Sample], new: Sequence[torch.Tensor], old: Sequence[torch.Tensor]) -> None:
+    lengths_S = torch.tensor([len(logprobs) for logprobs in new])
+    for sample, kl in zip(samples, sequence_kl(torch.cat(list(new)), torch.cat(list(old)), lengths_S), strict=True):
+        sample.kl = float(kl)
+
+
+def _is_close(samples: Sequence[Sample]) -> bool:
+    """Whether an agent's samples are about as likely under its reference: KLs that a rounding may be a part of."""
+    return sum(abs(sample.kl) for sample in samples) <= 1e-3 * sum(sample.length for sample in samples)
 
 
 def known_logprobs(samples: Sequence[Sequence[Sample]], sampling_is_exact: bool) -> list[list[torch.Tensor]] | None:

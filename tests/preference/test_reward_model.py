@@ -10,6 +10,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from mlrl.errors import ConfigError
 from mlrl.parallel.engine import Engine, OptimizerSettings
 from mlrl.preference.joint_text import joint_batches, read_pair
 from mlrl.preference.pairs import PreferencePair, Trajectory, Turn, item_key
@@ -288,3 +289,16 @@ def test_a_saved_model_loads_with_peft_and_scores_the_same(tiny_llama, tmp_path)
     assert score == pytest.approx(model.score_texts([given], 4096)[0], rel=1e-4)
     facts = json.loads((tmp_path / "reward_model" / "reward_model.json").read_text())
     assert (facts["mean"], facts["scale"], facts["num_agents"]) == (0.25, 1.5, 2)
+
+
+def test_weights_of_another_reward_model_are_refused(tiny_llama):
+    _, model = make(tiny_llama, pooling="agents")
+    _, other = make(tiny_llama, pooling="mean")
+    before = model.state()
+    with pytest.raises(ConfigError, match="Resume with the same reward_model_name, reward_pooling"):
+        model.put_back(other.kept())
+    assert all(torch.equal(a, b) for a, b in zip(model.state(), before, strict=True))
+    _, same = make(tiny_llama, pooling="agents")
+    move(same)
+    model.put_back(same.kept())
+    assert all(torch.equal(a, b) for a, b in zip(model.state(), same.state(), strict=True))

@@ -205,6 +205,20 @@ def test_kl_takes_the_policy_from_sampling_where_that_is_exact(tiny_llama, monke
         assert [s.kl for s in own] == pytest.approx(before, abs=1e-4)
 
 
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_a_team_at_its_reference_stays_there_without_task_signal(tiny_llama, tuning):
+    """Roundings of a KL that is 0 would do: AdamW makes a whole step of the smallest gradient."""
+    trainer = make_trainer(
+        tiny_llama, tuning=tuning, reference_kl_coef=0.2, spread=0.0, reward_func=lambda a, b: [0.5] * len(a)
+    )
+    before = [[p.detach().clone() for p in agent.parameters] for agent in trainer.team.agents]
+    samples = trainer.estimate(grow(trainer))
+    assert {s.kl for own in samples for s in own} == {0.0}
+    trainer.update(samples)
+    for agent, own in zip(trainer.team.agents, before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(agent.parameters, own, strict=True))
+
+
 def test_what_a_reference_costs(tiny_llama):
     """Nothing where β is 0; with LoRA the base itself; with full tuning one copy for agents that started alike."""
     assert all(agent.reference is None for agent in make_trainer(tiny_llama).team.agents)
