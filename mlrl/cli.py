@@ -119,13 +119,22 @@ def config_errors(script: str | None = None) -> Iterator[None]:
             if show_users_error(error):
                 raise SystemExit(1) from None
             raise
-        message, code = f"{script}: error: {error}", 2 if isinstance(error, ConfigError) else 1
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            from mlrl.parallel.lifeline import fail
-
-            fail(message, code)  # all processes end, and one of them says why
-        print(message, file=sys.stderr)
+        code = 2 if isinstance(error, ConfigError) else 1
+        _say_why(f"{script}: error: {error}", code)
         raise SystemExit(code) from None
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+        _say_why(f"{script}: ended by Ctrl-C, without a checkpoint of this moment", code)
+        raise SystemExit(0 if os.environ.get("MLRL_LAUNCHED") else code) from None  # launch.sh gives the code itself
+
+
+def _say_why(message: str, code: int) -> None:
+    """Prints what ends this process. With several, all of them end here, and one prints."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from mlrl.parallel.lifeline import fail
+
+        fail(message, code)
+    print(message, file=sys.stderr)
 
 
 def _resolve(config_class: type, script: str, argv: list[str]) -> Run:
@@ -284,6 +293,9 @@ def _construct(config_class: type, values: dict[str, Any], sources: dict[str, st
         named = [name for name in sources if re.search(rf"\b{name}\b", str(error))]
         raise ConfigError(f"{error} ({', '.join(f'{name}: {sources[name]}' for name in named)})") from None
     for doubt in doubts:
+        name = str(doubt.message).partition("=")[0]
+        if sources.get(name) == "task" and "has no effect" in str(doubt.message):
+            continue  # a task recommends what pays where it has one
         print(f"{script}: warning: {doubt.message}", file=sys.stderr)
     return config
 

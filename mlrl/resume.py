@@ -46,6 +46,7 @@ MAY_CHANGE = {
 }
 # Settings that say the same as an entry of the fingerprints, or how to find what has one.
 _ELSEWHERE = {"agent_model", "agents", "num_agents", "dtype", "task"}
+_FUNCTIONS = {"reward_func", "formatters", "reward_processor", "external_transition"}
 _ROWS_READ = 16  # of a data set, for its fingerprint
 
 
@@ -247,6 +248,11 @@ def check_unchanged(resume: Resume, config: dict[str, Any], fingerprints: dict[s
         for name in new:
             if name in MAY_CHANGE | _ELSEWHERE | set(allowed) or name not in old or old[name] == new[name]:
                 continue
+            if name in _FUNCTIONS:
+                raise ConfigError(
+                    f"{name}={new[name]!r}: it was {old[name]!r} in {resume.checkpoint}; the number is of its code. If "
+                    f"the change is meant, as of a mistake that is mended, say --allow_changed {name}"
+                )
             raise ConfigError(
                 f"{name}={new[name]!r}: it was {old[name]!r} in {resume.checkpoint} ({old[name]!r} → {new[name]!r}). "
                 f"Set it back ({resume.run_folder or 'the run folder'}/config.yaml has all settings), or say "

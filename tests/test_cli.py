@@ -18,6 +18,7 @@ from mlrl import cli
 from mlrl.config import EvaluationConfig, MAGRPOConfig, MAREINFORCEConfig, TaskArguments, field_names
 from mlrl.config_file import dump_config, parse_value, read_config
 from mlrl.config_help import field_docs, field_groups, format_help
+from mlrl.config_preference_trainers import MARLHFIterConfig
 
 ROOT = Path(__file__).parents[1]
 
@@ -372,6 +373,38 @@ def test_doubts_are_one_line_on_stderr(task, capsys):
     parse("--top_p", "0.9")
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and printed.err.startswith("test_cli: warning: top_p=0.9: ")
+
+
+def test_a_task_may_recommend_what_has_no_effect_here(capsys):
+    """length_ratio names a replay mode for rounds, and a run without rounds has no use for it."""
+
+    @dataclass(kw_only=True)
+    class MARLHFArguments(MARLHFIterConfig, TaskArguments):
+        pass
+
+    run = parse("--task", "length_ratio", "--agent_model", "m", "--num_iterations", "0", config_class=MARLHFArguments)
+    assert (run.config.preference_replay_mode, run.sources["preference_replay_mode"]) == ("all_history", "task")
+    assert capsys.readouterr().err == ""
+    parse(
+        "--agent_model",
+        "m",
+        "--num_iterations",
+        "0",
+        "--preference_replay_mode",
+        "all_history",
+        config_class=MARLHFArguments,
+    )
+    assert "preference_replay_mode='all_history' has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("launched", "code"), [(False, 130), (True, 0)])
+def test_ctrl_c_is_one_line(capsys, monkeypatch, launched, code):
+    """Under launch.sh, which gives the code itself, it is 0."""
+    monkeypatch.setenv("MLRL_LAUNCHED", "1" if launched else "")
+    with pytest.raises(SystemExit) as stop, cli.config_errors("magrpo.py"):
+        raise KeyboardInterrupt
+    assert stop.value.code == code
+    assert capsys.readouterr().err == "magrpo.py: ended by Ctrl-C, without a checkpoint of this moment\n"
 
 
 def test_config_errors_hides_the_traceback(capsys):

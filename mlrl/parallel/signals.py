@@ -47,6 +47,7 @@ class StopRequests:
         self.world, self.says = world, says
         self._heard: int | None = None
         self._since = 0.0
+        self._at_once = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopRequests:
@@ -58,7 +59,7 @@ class StopRequests:
     def __exit__(self, *exception: object) -> None:
         ends = self._heard is not None and os.environ.get(LAUNCHED)  # launch.sh repeats SIGTERM until the end
         for number, handler in self._before.items():
-            if ends and number != signal.SIGINT:
+            if (ends and number != signal.SIGINT) or self._at_once:
                 handler = signal.SIG_IGN
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
@@ -75,10 +76,13 @@ class StopRequests:
             if self.says:
                 name = signal.Signals(number).name
                 again = "; again: at once" if number == signal.SIGINT else ""
-                text = f"\n{name}: the run stops with a checkpoint after this step{again}\n"
+                text = f"\n{name}: the run stops with a checkpoint as soon as it can go on from there{again}\n"
                 with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a file, or closed
                     os.write(sys.stderr.fileno(), text.encode())
         elif number == signal.SIGINT and now - self._since > _ONE_PRESS_S:
+            self._at_once = True  # what still comes of this press must not disturb the end
+            for repeated in _SIGNALS:
+                signal.signal(repeated, signal.SIG_IGN)
             raise KeyboardInterrupt
 
 

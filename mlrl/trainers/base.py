@@ -207,7 +207,7 @@ class Trainer:
             enabled=self.launch.is_main,
             verbose=is_verbose(self.wandb_config),
             log_interval=args.logging_steps,
-            reward="reward" if args.num_turns == 1 else "return",
+            reward=self._reward_name(),
             first_evaluation=first_evaluation,
         )
         with self.run_folder.keeping_error(), self.console:
@@ -468,6 +468,10 @@ class Trainer:
     def _updates_per_step(self, items: int) -> int:
         """Optimizer updates of a step with so many items and full trees."""
         return 1
+
+    def _reward_name(self) -> str:
+        """What the console calls the reward of a step."""
+        return "reward" if self.args.num_turns == 1 else "return"
 
     def _describe(self) -> dict[str, Any]:
         """The header of a run, line by line."""

@@ -6,6 +6,7 @@ steps with (R̃ − mean)/s as the reward. Ending early and evaluation go by the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -32,6 +33,7 @@ from mlrl.trainers.reinforce import ReinforceTrainer
 from mlrl.wording import counted
 
 # The trainer of the policy phase; those of the MAREINFORCE family differ by the baseline that the config names.
+_HARDLY_LEARNED = 0.68  # of a loss that starts at ln 2, without a preference
 _POLICY_TRAINERS: dict[str, type[ReinforceTrainer]] = {"iac": IACTrainer, "maac": MAACTrainer}
 
 
@@ -90,6 +92,9 @@ class MARLHFTrainer(PreferenceTrainer):
             node.rewards = own
         return trees
 
+    def _reward_name(self) -> str:
+        return f"task {super()._reward_name()}"  # that of a step's metrics is the learned one
+
     def save_model(self, directory: str | Path) -> None:
         """Writes agents, critics and reward_model, each with its head, into the directory. Ends nothing."""
         super().save_model(directory)
@@ -115,6 +120,8 @@ class MARLHFTrainer(PreferenceTrainer):
     def _fit(self, round: int, pairs: list[PreferencePair]) -> None:
         """Refits the reward model on the ranks that hold it."""
         self.phase("reward model")
+        epochs = counted(self.args.reward_num_train_epochs, "epoch")
+        self.console.note(f"fitting the reward model to {counted(len(pairs), 'pair')}, {epochs}")
         args, reports = self.args, {}
         if self.reward_model is not None:
             self.reward_model.reader.inputs = self.reward_model.reader.inputs_cut = 0  # of this fit
@@ -144,12 +151,18 @@ class MARLHFTrainer(PreferenceTrainer):
             metrics |= {f"{name}_{key}": value for key, value in asdict(scores).items() if value is not None}
         for name, value in metrics.items():
             self.averager.add_value(f"preference/reward_model/{name}", value)
-        held = report.validation.accuracy
-        self.console.note(
-            f"reward model of round {round}: accuracy {report.train.accuracy:.3f} on "
-            + counted(report.train.num_pairs, "pair")
-            + ("" if held is None else f", {held:.3f} on {report.validation.num_pairs} of items held out")
-        )
+        pairs, held = counted(report.train.num_pairs, "pair"), report.validation
+        text = f"reward model{self._of_round(round)}: accuracy {report.train.accuracy:.3f} on {pairs}"
+        if held.accuracy is not None:
+            text += f", {held.accuracy:.3f} on {counted(held.num_pairs, 'pair')} of held-out items"
+        self.console.note(text)
+        if report.train.loss > _HARDLY_LEARNED:
+            chance = math.log(2)
+            advice = "a lower" if report.train.loss > 1.01 * chance else "more pairs, smaller batches or a higher"
+            self.console.warn(
+                f"the reward model does not know its own pairs (loss {report.train.loss:.4f}, by chance {chance:.4f}), "
+                f"and rewards are its scores at unit size, so maybe noise. Try {advice} --reward_learning_rate"
+            )
         self._log_training()
 
     def _policy_batches(self, round: int) -> Iterator[Batch]:

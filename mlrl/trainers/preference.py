@@ -105,6 +105,9 @@ class PreferenceTrainer(Trainer):
         """Steps that `max_steps` allows from here on."""
         return 10**18 if self.args.max_steps is None else self.args.max_steps - self.step_number
 
+    def _of_round(self, round: int) -> str:
+        return f" of round {round}" if self.iterative else ""
+
     @property
     def _compared_with(self) -> str | None:
         return self.args.comparator_policy if self.iterative else None
@@ -113,6 +116,8 @@ class PreferenceTrainer(Trainer):
         """Plays the train set, against the comparator where there are iterations, and writes the round's pairs."""
         self.phase("collecting pairs")
         args = self.args
+        rows = counted(len(self.task.train_dataset), "item")
+        self.console.note(f"playing {rows} for the pairs{self._of_round(round)}")
         if self.comparator is not None:
             self.comparator.begin_round(round)
         settings = CollectionSettings(

@@ -46,7 +46,10 @@ CHANGED = {
     "temperature": ({"temperature": 0.5}, "temperature=0.5: it was 1.0"),
     "reference_kl_coef": ({"reference_kl_coef": 0.1}, "reference_kl_coef=0.1: it was 0.0"),
     "rollout_batch_size": ({"rollout_batch_size": 1}, "rollout_batch_size=1: it was 2"),
-    "reward": ({"reward_func": other_reward}, "reward_func='other_reward .*: it was 'StopAt"),
+    "reward": (
+        {"reward_func": other_reward},
+        "reward_func='other_reward .*: it was 'StopAt.*its code.*say --allow_changed reward_func",
+    ),
     "formatter": ({"formatters": other_formatter}, "formatters='other_formatter .*: it was 'as_messages"),
     "rows": ({"train_dataset": ROWS[:4]}, "train_dataset='4 rows.*: it was '5 rows"),
     "a row": ({"train_dataset": [*ROWS[:4], {"prompt": "x"}]}, "train_dataset='5 rows.*: it was '5 rows"),
