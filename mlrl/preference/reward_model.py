@@ -1,8 +1,8 @@
 """The joint reward model R̃: a scalar head on a joint text, on an adapter or a network of its own.
 
 The head reads the hidden state of the last token, the mean of those from the first response tag on, or of each agent
-the sum over what it wrote, mixed by a hidden layer. The last token has to have gathered all that counts; a mean holds
-what every token says of itself; sums also hold how much each agent wrote, and who wrote what.
+the sum over what it wrote, with weights of its own for every agent. The last token has to have gathered all that
+counts; a mean holds what every token says of itself; sums also hold how much each agent wrote, and who wrote what.
 
 A trajectory's score is Σ_t γ^t R̃(h_t, a_t), as its reward is Σ_t γ^t r_t, so that with several turns R̃ can stand for
 the reward of a turn. One turn is the plain case.
@@ -35,7 +35,6 @@ from mlrl.parallel.group import Group
 from mlrl.parallel.zero import own_part, part_of_whole, set_own_part, whole_of_parts
 from mlrl.preference.dropout import quiet_adapter
 from mlrl.preference.joint_text import JointBatch, JointInput, JointReader, joint_batches, stand_in_batch
-from mlrl.preference.reward_head import reward_head
 from mlrl.preference.spreading import rank_batches
 from mlrl.prompts import Prompt
 from mlrl.quiet import quiet_models
@@ -63,6 +62,9 @@ class Normalization:
 class RewardModel:
     """R̃ over one policy network and a head.
 
+    The head starts at 0, so that no pair is preferred before there is a reason: hidden states have a large common part,
+    and a random head makes margins of it that a few dozen pairs do not undo.
+
     Args:
         policy: the network through an adapter of its own, or a network of its own. All of its parameters are trained.
         source: where the network came from, for saving.
@@ -70,7 +72,6 @@ class RewardModel:
         discount: γ of a trajectory's score.
         pooling: what the head reads, `last`, `mean` or `agents`.
         group: the ranks that hold it. They score and train together, each its share; default: this process alone.
-        seed: of the head.
     """
 
     def __init__(
@@ -81,15 +82,15 @@ class RewardModel:
         discount: float = 1.0,
         pooling: str = "last",
         group: Group | None = None,
-        seed: int = 0,
     ):
         self.policy, self.source, self.reader = policy, source, reader
         self.discount, self.pooling = discount, pooling
         self.group = group or Group.alone()
         model = policy.base.language_model
-        mixes = pooling == "agents"
-        width = model.config.hidden_size * (reader.num_agents if mixes else 1)
-        self.head = reward_head(width, mixes=mixes, seed=seed).to(model.device)
+        width = model.config.hidden_size * (reader.num_agents if pooling == "agents" else 1)
+        self.head = nn.Linear(width, 1, device=model.device, dtype=torch.float32)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
         self.normalization = Normalization()
 
     @property
@@ -287,7 +288,7 @@ def make_reward_model(
         base.add_adapter(ADAPTER, lora_config(arguments), derive_seed(seed, "reward_model"))
         policy = Policy(base, ADAPTER)
         quiet_adapter(policy)
-    model = RewardModel(policy, source, reader, discount, pooling, group, seed)
+    model = RewardModel(policy, source, reader, discount, pooling, group)
     model.head.to(team.loading.device)  # where a network that is to be sharded is not yet
     trained = {id(p) for p in [*others, *model.backbone]}
     for parameter in base.model.parameters():

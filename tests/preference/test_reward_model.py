@@ -55,9 +55,8 @@ def make(folder, *, tuning="lora", name=None, discount=1.0, pooling="last", fres
 
 def move_head(model):
     """Away from the start, where no text is better than another."""
-    last = model.head[-1] if model.pooling == "agents" else model.head
-    assert not any(parameter.any() for parameter in last.parameters())
-    weight = last.weight
+    assert not any(parameter.any() for parameter in model.head.parameters())
+    weight = model.head.weight
     torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5, generator=torch.Generator().manual_seed(2))
 
 
@@ -87,9 +86,7 @@ def loop_score(network, model, prompts, responses):
             )
             sums.append(hidden[place : place + length].sum(0) / 32)
             place += length
-        units, _, last = model.head
-        hidden = torch.tanh(units.weight.double() @ torch.cat(sums) + units.bias.double())
-        return (last.weight[0].double() * hidden).sum() + last.bias[0].double()
+        hidden = torch.cat(sums)
     return (model.head.weight[0].double() * hidden).sum() + model.head.bias[0].double()
 
 
