@@ -32,8 +32,8 @@ from mlrl.trainers.preference import PreferenceTrainer
 from mlrl.trainers.reinforce import ReinforceTrainer
 from mlrl.wording import counted
 
-# The trainer of the policy phase; those of the MAREINFORCE family differ by the baseline that the config names.
 _HARDLY_LEARNED = 0.68  # of a loss that starts at ln 2, without a preference
+# The trainer of the policy phase; those of the MAREINFORCE family differ by the baseline that the config names.
 _POLICY_TRAINERS: dict[str, type[ReinforceTrainer]] = {"iac": IACTrainer, "maac": MAACTrainer}
 
 
