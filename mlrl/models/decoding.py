@@ -8,12 +8,11 @@ release of transformers has changed what those layers compute. All other models 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
@@ -23,25 +22,49 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from mlrl.models.attention import DecodeAttention
 from mlrl.models.language_model import LanguageModel
 from mlrl.models.lora import MixedRoute, RoutedForward
-from mlrl.models.products import as_columns, by_columns, linear_of_columns
+from mlrl.models.packing import PackedLinear, packing_pays
+from mlrl.models.projections import Projections, base_of
 from mlrl.models.recompute import GatedForward
 
 Step = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
-"""(token ids (R,), positions (R,), store) → final hidden states (R, D)."""
+"""(token ids (R,), positions (R,), store) → logits (R, V) in float32."""
 
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 _OUR_FORWARDS = (RoutedForward, GatedForward)
 
 
-def decode_step(model: LanguageModel, route: MixedRoute | None) -> Step:
-    """What runs a token a row, for as long as no weight changes. Call it inside the route, without gradients."""
+def decode_step(model: LanguageModel, route: MixedRoute | None, rows: int, steps: int) -> Step:
+    """What runs a token a row, for as long as no weight changes. Call it inside the route, without gradients.
+
+    Args:
+        rows, steps: at most so many of each are to come, by which it prepares itself.
+    """
+    weights = model.head.weight
+    packed_rows = rows if packing_pays(weights, _size(model), rows, steps) else 0
+    head = PackedLinear(weights, model.head.bias, rows) if packed_rows else None
+    states = _states(model, route, packed_rows)
+
+    def step(ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
+        return model.logits(states(ids, positions, store), head)
+
+    return step
+
+
+def _size(model: LanguageModel) -> int:
+    """Bytes of the weights that a step multiplies with."""
+    linears = [m.weight for m in model.backbone.modules() if isinstance(m, nn.Linear)]
+    return sum(w.nbytes for w in [*linears, model.head.weight])
+
+
+def _states(model: LanguageModel, route: MixedRoute | None, packed_rows: int) -> Step:
+    """The part below the head: … → final hidden states (R, D)."""
 
     def own(ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
         return model.hidden_states(ids[:, None], positions[:, None], store)[:, 0]
 
     if model.lean_decoding is False or not _is_known(model):
         return own
-    lean = _LeanStep(model, route)
+    lean = _LeanStep(model, route, packed_rows)
 
     def tried(ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
         if model.lean_decoding is None:
@@ -64,67 +87,16 @@ def _is_known(model: LanguageModel) -> bool:
     backbone = model.backbone
     return (
         all(type(layer) in _LAYERS for layer in getattr(backbone, "layers", [None]))
-        and all(type(_base(m)) is nn.Linear for n, m in backbone.named_modules() if n.endswith("_proj"))
+        and all(type(base_of(m)) is nn.Linear for n, m in backbone.named_modules() if n.endswith("_proj"))
         and not any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
         and all(isinstance(m.forward, _OUR_FORWARDS) for m in backbone.modules() if "forward" in vars(m))
     )
-
-
-def _base(linear: nn.Module) -> nn.Module:
-    return linear.base_layer if isinstance(linear, LoraLinear) else linear
 
 
 def _normed(x: Tensor, norm: nn.Module) -> Tensor:
     if x.dtype != torch.float32:  # where F.rms_norm rounds otherwise
         return norm(x)
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
-class Projections:
-    """Linear layers that read one state, with all adapters of the batch."""
-
-    def __init__(self, linears: Sequence[nn.Module], route: MixedRoute | None):
-        bases = [_base(linear) for linear in linears]
-        self.route = route
-        self.weights = [(base.weight, base.weight.t(), base.bias) for base in bases]
-        found = [_adapters(linear, route, bases[0].weight.dtype) for linear in linears]
-        self.ups = [(up, up.t()) if up is not None else None for _, up, _ in found]
-        self.sizes = [up.shape[1] if up is not None else 0 for _, up, _ in found]
-        self.ranks = tuple(ranks for down, _, ranks in found if down is not None)
-        self.down = torch.cat([down for down, _, _ in found if down is not None]) if self.ranks else None
-
-    def __call__(self, x: Tensor) -> list[Tensor]:
-        """(R, in) → (R, out) of each."""
-        if by_columns(x):
-            return self._by_columns(as_columns(x), len(x))
-        inner = None
-        if self.down is not None:
-            inner = F.linear(x, self.down).mul_(self.route.masks(self.ranks, x.dtype)).split(self.sizes, 1)
-        outputs = []
-        for number, ((_, weight_t, bias), up) in enumerate(zip(self.weights, self.ups, strict=True)):
-            result = torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
-            outputs.append(result if up is None else result.addmm_(inner[number], up[1]))
-        return outputs
-
-    def _by_columns(self, columns: Tensor, rows: int) -> list[Tensor]:
-        inner = None
-        if self.down is not None:
-            mask = self.route.masks_of_columns(self.ranks, columns.dtype, columns.shape[1])
-            inner = torch.mm(self.down, columns).mul_(mask).split(self.sizes)
-        outputs = []
-        for number, ((weight, _, bias), up) in enumerate(zip(self.weights, self.ups, strict=True)):
-            result = linear_of_columns(columns, weight, bias)
-            if up is not None:
-                result.addmm_(up[0], inner[number])
-            outputs.append(result[:, :rows].t())
-        return outputs
-
-
-def _adapters(linear: nn.Module, route: MixedRoute | None, dtype: torch.dtype):
-    """(down, scaled up, ranks) of a layer as of `MixedRoute.weights`, Nones without."""
-    if route is None or not isinstance(linear, LoraLinear):
-        return None, None, ()
-    return route.weights(linear, dtype)
 
 
 @dataclass
@@ -143,8 +115,12 @@ class _Layer:
 class _LeanStep:
     """A step of a plain decoder."""
 
-    def __init__(self, model: LanguageModel, route: MixedRoute | None):
+    def __init__(self, model: LanguageModel, route: MixedRoute | None, packed_rows: int):
         self.model, self.backbone = model, model.backbone
+
+        def projections(*linears: nn.Module) -> Projections:
+            return Projections(linears, route, packed_rows)
+
         self.layers = [
             _Layer(
                 index=layer.self_attn.layer_idx,
@@ -152,10 +128,10 @@ class _LeanStep:
                 mlp=layer.mlp,
                 before_attention=layer.input_layernorm,
                 before_mlp=layer.post_attention_layernorm,
-                asks=Projections([getattr(layer.self_attn, f"{name}_proj") for name in "qkv"], route),
-                answers=Projections([layer.self_attn.o_proj], route),
-                widens=Projections([layer.mlp.gate_proj, layer.mlp.up_proj], route),
-                narrows=Projections([layer.mlp.down_proj], route),
+                asks=projections(*(getattr(layer.self_attn, f"{name}_proj") for name in "qkv")),
+                answers=projections(layer.self_attn.o_proj),
+                widens=projections(layer.mlp.gate_proj, layer.mlp.up_proj),
+                narrows=projections(layer.mlp.down_proj),
             )
             for layer in self.backbone.layers
         ]

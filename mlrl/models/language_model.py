@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from mlrl.errors import ConfigError
 from mlrl.models.attention import IMPLEMENTATION, AttentionPlan, DecodeAttention
+from mlrl.models.packing import PackedLinear
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from mlrl.models.recompute import remake_activations
@@ -86,9 +87,11 @@ class LanguageModel:
         output = self.backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, attention_plan=plan)
         return output.last_hidden_state
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, packed_head: PackedLinear | None = None) -> torch.Tensor:
         """Logits of hidden states (…, D) → (…, V) in float32, as the model itself makes them."""
-        if hidden.dim() == 2 and by_columns(hidden) and not torch.is_grad_enabled():
+        if packed_head is not None:
+            logits = packed_head(hidden)
+        elif hidden.dim() == 2 and by_columns(hidden) and not torch.is_grad_enabled():
             columns = linear_of_columns(as_columns(hidden), self.head.weight, self.head.bias)
             logits = columns[:, : len(hidden)].t().contiguous()
         else:

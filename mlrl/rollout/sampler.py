@@ -136,10 +136,9 @@ class _Decode:
         logprobs = torch.zeros(rows, budget)
         lengths = torch.zeros(rows, dtype=torch.long)
         stopped = torch.zeros(rows, dtype=torch.bool)
-        model = self.base.language_model
         with self.base.mixed_adapters(self.adapters, self.adapter_of_row) as route:
             cache, logits = self._prefill(route)
-            forward = decode_step(model, route)
+            forward = decode_step(self.base.language_model, route, rows, budget)
             positions = cache.prompt_lengths.clone()
             for step in range(budget):
                 chosen, chosen_logprobs = self._draw(logits, order, step)
@@ -156,10 +155,9 @@ class _Decode:
                     order, chosen, positions = self._leave(cache, ended, order, chosen, positions)
                 if route is not None:
                     route.set_owner(self.adapter_of_row[order.to(self.device)])
-                hidden = forward(chosen, positions, cache)
+                logits = forward(chosen, positions, cache)
                 cache.advance()
                 positions += 1
-                logits = model.logits(hidden)
         return [
             (tokens[r, : lengths[r]].tolist(), logprobs[r, : lengths[r]].tolist(), bool(stopped[r]))
             for r in range(rows)

@@ -10,6 +10,7 @@ from mlrl.models.attention import DecodeAttention
 from mlrl.models.base import Base
 from mlrl.models.decoding import decode_step
 from mlrl.models.prefix_tree import PrefixTree
+from tests.models.test_packing import needs_mkl
 from tests.tiny import tiny_model
 
 SIZES = {
@@ -44,7 +45,7 @@ def base_of(kind: str, adapters: bool = True, target_modules="all-linear", attn_
 
 @torch.no_grad()
 def decode(base: Base, steps: int = 4, lean: bool = True) -> list[torch.Tensor]:
-    """Hidden states of some steps, of rows of two adapters and of none, one of which leaves half-way."""
+    """Logits of some steps, of rows of two adapters and of none, one of which leaves half-way."""
     model = base.language_model
     owner = torch.tensor([0, 1, -1, 0, 1, -1])
     with base.mixed_adapters(["agent_0", "agent_1"], owner) as route:
@@ -62,7 +63,7 @@ def decode(base: Base, steps: int = 4, lean: bool = True) -> list[torch.Tensor]:
         lengths = torch.tensor([len(path) for path in paths])
         store = DecodeAttention(lengths, 6 + steps)
         store.prefill(torch.tensor([path + path[-1:] * (6 - len(path)) for path in paths]), packed.attention.captured)
-        step = decode_step(model, route)
+        step = decode_step(model, route, 6, steps)
         order, seen = torch.arange(6), []
         for number in range(steps):
             if number == 2:
@@ -74,7 +75,7 @@ def decode(base: Base, steps: int = 4, lean: bool = True) -> list[torch.Tensor]:
             if lean:
                 seen.append(step(ids, positions, store))
             else:
-                seen.append(model.hidden_states(ids[:, None], positions[:, None], store)[:, 0])
+                seen.append(model.logits(model.hidden_states(ids[:, None], positions[:, None], store)[:, 0]))
             store.advance()
         return seen
 
@@ -84,18 +85,24 @@ def agree(base: Base) -> None:
         torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("columns", [False, True])
+@pytest.fixture(params=["rows", "columns", pytest.param("packed", marks=needs_mkl)])
+def layout(request, monkeypatch):
+    """How products of few rows are laid out."""
+    monkeypatch.setattr(products, "columns_pay", lambda: request.param == "columns")
+    monkeypatch.setattr(decoding, "packing_pays", lambda *_: request.param == "packed")
+    return request.param
+
+
 @pytest.mark.parametrize("adapters", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
-def test_states_are_those_of_the_model(kind, adapters, columns, monkeypatch):
-    monkeypatch.setattr(products, "columns_pay", lambda: columns)
+def test_logits_are_those_of_the_model(kind, adapters, layout):
     base = base_of(kind, adapters)
     agree(base)
     assert base.language_model.lean_decoding is True
 
 
 @pytest.mark.parametrize("target_modules", [["q_proj", "v_proj"], ["up_proj"], ["down_proj", "k_proj", "o_proj"]])
-def test_layers_without_an_adapter(target_modules):
+def test_layers_without_an_adapter(target_modules, layout):
     base = base_of("qwen2", target_modules=target_modules)
     agree(base)
     assert base.language_model.lean_decoding is True
@@ -113,6 +120,13 @@ def test_other_models_decode_by_themselves(kind):
     for ours, own in zip(decode(base), decode(base, lean=False), strict=True):
         assert torch.equal(ours, own)
     assert base.language_model.lean_decoding is None  # not even tried
+
+
+@needs_mkl
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gpt2"])  # embeddings scaled, logits capped
+def test_other_models_have_their_head_packed(kind, monkeypatch):
+    monkeypatch.setattr(decoding, "packing_pays", lambda *_: True)
+    agree(base_of(kind))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

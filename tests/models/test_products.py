@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from mlrl.models import products
-from mlrl.models.decoding import Projections
 from mlrl.models.products import as_columns, by_columns, linear_of_columns
+from mlrl.models.projections import Projections
 from tests.models.test_lora import team
+from tests.models.test_packing import needs_mkl
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 20, 21, 33, 47])
@@ -20,8 +21,8 @@ def test_columns_give_the_linear_layer(rows, bias):
     torch.testing.assert_close(columns[:, :rows].t(), F.linear(x, weight, b))
 
 
-@pytest.mark.parametrize("columns", [False, True])
-def test_projections_do_not_depend_on_the_number_of_rows(columns, monkeypatch):
+@pytest.mark.parametrize(("columns", "packed_rows"), [(False, 0), (True, 0), pytest.param(False, 50, marks=needs_mkl)])
+def test_projections_do_not_depend_on_the_number_of_rows(columns, packed_rows, monkeypatch):
     monkeypatch.setattr(products, "columns_pay", lambda: columns)
     base = team("qwen2")  # with biases in attention
     attention = base.language_model.backbone.layers[0].self_attn
@@ -31,7 +32,7 @@ def test_projections_do_not_depend_on_the_number_of_rows(columns, monkeypatch):
     assert by_columns(x[:50]) == columns and not by_columns(x)
     with torch.no_grad(), base.router.use_mixed(["agent_0", "agent_1"], owner) as route:
         whole = [linear(x) for linear in linears]
-        projections = Projections(linears, route)
+        projections = Projections(linears, route, packed_rows)
         for size in (5, 16, 23, 50, 400):  # row-major, as they are, and padded
             for start in range(0, 400, size):
                 rows = slice(start, start + size)

@@ -1,0 +1,76 @@
+"""Packed weights give the linear layer, for any number of rows; whether to pack goes by the machine and the model."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mlrl.models import decoding, packing
+from mlrl.models.packing import PackedLinear, packing_pays
+from tests.models.test_lora import team
+
+needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="PyTorch was built without MKL")
+
+
+@needs_mkl
+@pytest.mark.parametrize("rows", [1, 3, 12, 64, 256])
+@pytest.mark.parametrize("bias", [False, True])
+def test_any_number_of_rows(rows, bias):
+    x, weight = torch.randn(300, 160), torch.randn(97, 160)
+    b = torch.randn(97) if bias else None
+    packed = PackedLinear(weight, b, rows)
+    for count in (0, 1, 2, 5, 17, 64, 65, 300):
+        torch.testing.assert_close(packed(x[:count]), F.linear(x[:count], weight, b), rtol=1e-5, atol=1e-4)
+
+
+@needs_mkl
+def test_operands_of_any_layout():
+    x, weight = torch.randn(160, 24), torch.randn(160, 97)
+    packed = PackedLinear(weight.t(), None, 24)
+    expected = F.linear(x.t().contiguous(), weight.t().contiguous())
+    torch.testing.assert_close(packed(x.t()), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(packed(x.t()[::3]), expected[::3], rtol=1e-5, atol=1e-4)
+
+
+@needs_mkl
+def test_the_weight_itself_is_left_alone():
+    weight = torch.randn(8, 16)
+    packed = PackedLinear(weight, None, 4)
+    x = torch.randn(4, 16)
+    before = packed(x)
+    weight.zero_()
+    assert torch.equal(packed(x), before)
+
+
+def test_what_decides(monkeypatch):
+    weight = torch.empty(4, 4)
+    monkeypatch.setattr(packing, "can_pack", lambda: True)
+    monkeypatch.setattr(packing, "_memory", lambda: 1000)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert packing_pays(weight, 250, rows=3, steps=16)
+    assert not packing_pays(weight, 251, rows=3, steps=16)  # a quarter of the memory
+    assert not packing_pays(weight, 250, rows=2, steps=16)
+    assert not packing_pays(weight, 250, rows=3, steps=15)
+    assert not packing_pays(weight.bfloat16(), 250, rows=3, steps=16)
+    assert not packing_pays(weight.to("meta"), 250, rows=3, steps=16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # every process packs its own
+    assert packing_pays(weight, 125, rows=3, steps=16)
+    assert not packing_pays(weight, 126, rows=3, steps=16)
+    monkeypatch.setattr(packing, "can_pack", lambda: False)
+    assert not packing_pays(weight, 1, rows=3, steps=16)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_one_layout_or_the_other(columns, monkeypatch):
+    monkeypatch.setattr(packing, "columns_pay", lambda: columns)
+    assert packing.can_pack.__wrapped__() == (torch.backends.mkl.is_available() and not columns)
+
+
+def test_the_size_is_that_of_the_weights_multiplied_with(monkeypatch):
+    asked = []
+    monkeypatch.setattr(decoding, "packing_pays", lambda weight, size, rows, steps: asked.append((size, rows, steps)))
+    model = team("llama").language_model
+    decoding.decode_step(model, None, 5, 7)
+    linears = {n: p for n, p in model.model.named_parameters() if "norm" not in n}
+    tied = "lm_head.weight" not in linears
+    count = sum(p.numel() for n, p in linears.items() if tied or "embed_tokens" not in n)
+    assert asked == [(4 * count, 5, 7)]
