@@ -4,8 +4,8 @@ The BLAS behind PyTorch on CPU takes very different times for the same product o
 operands, and not the same ones on every processor. On cores with AVX2 the layers of a 135M model took half the time as
 W·xᵀ, with x in memory row after row up to 8 rows, and above with columns in memory row after row, where the last few of
 every 16 columns are dear (31 cost three quarters more than 32). On cores with AVX-512 x·Wᵀ, the way of `F.linear`, is
-as fast or faster by half, and faster still of packed weights (`mlrl.models.packing`). Which it is goes by the processor and never by a clock: the way changes roundings, so that
-one seed would give other samples from one start to the next.
+as fast or faster by half, and faster still of packed weights (`mlrl.models.packing`). Which it is goes by the processor
+and never by a clock: the way changes roundings, so that one seed would give other samples from one start to the next.
 """
 
 from __future__ import annotations
