@@ -22,7 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from mlrl.models.attention import DecodeAttention
 from mlrl.models.language_model import LanguageModel
 from mlrl.models.lora import MixedRoute, RoutedForward
-from mlrl.models.packing import PackedLinear, packing_pays
+from mlrl.models.packing import PackedLinear, give_back_memory, packing_pays
 from mlrl.models.projections import Projections, base_of
 from mlrl.models.recompute import GatedForward
 
@@ -41,6 +41,8 @@ def decode_step(model: LanguageModel, route: MixedRoute | None, rows: int, steps
     """
     weights = model.head.weight
     packed_rows = rows if packing_pays(weights, _size(model), rows, steps) else 0
+    if packed_rows:
+        give_back_memory()
     head = PackedLinear(weights, model.head.bias, rows) if packed_rows else None
     states = _states(model, route, packed_rows)
 

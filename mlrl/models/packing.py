@@ -5,12 +5,14 @@ costs more than the product: on cores with AVX-512 the layers of a 135M model ta
 is laid out before (6 rows: 40 and 23, 64 rows: 79 and 58). MKL gives that layout away, and PyTorch has it as an
 operator, as its compiler uses it. Sums are formed in the same order, of the same numbers.
 
-The price is a copy of the weights while tokens are sampled. Whether to pay it goes by the machine, the model and what
-is asked for, never by a clock or by the memory that is free just now: a seed stands for one run.
+The price is a copy of the weights while tokens are sampled, which `give_back_memory` keeps from adding to what updates
+leave behind. Whether to pay it goes by the machine, the model and what is asked for, never by a clock or by the memory
+that is free just now: a seed stands for one run.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 
@@ -45,6 +47,25 @@ def can_pack() -> bool:
 @functools.cache
 def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def give_back_memory() -> None:
+    """Returns freed memory of the C allocator to the system.
+
+    What an update frees is in pieces between which packed weights do not fit, and the other way round: kept, the peak
+    of a process is nearly the sum of both.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim():
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return None
 
 
 class PackedLinear:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from mlrl.errors import NonFiniteError
 from mlrl.models.attention import DecodeAttention
 from mlrl.models.decoding import decode_step
+from mlrl.models.packing import give_back_memory
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.rollout.streams import StreamKey, uniforms
 from mlrl.rollout.tree import Response
@@ -89,6 +90,7 @@ class Sampler:
                     for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
                         agent = self.team.agents[requests[i].agent]
                         results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
+        give_back_memory()  # of packed weights, before an update asks for pieces of other sizes
         return results  # type: ignore[return-value]
 
     def _chunks(self, mine: list[int], requests: Sequence[Request]) -> list[list[tuple[int, list[int]]]]:

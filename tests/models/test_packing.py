@@ -1,5 +1,7 @@
 """Packed weights give the linear layer, for any number of rows; whether to pack goes by the machine and the model."""
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -74,3 +76,20 @@ def test_the_size_is_that_of_the_weights_multiplied_with(monkeypatch):
     tied = "lm_head.weight" not in linears
     count = sum(p.numel() for n, p in linears.items() if tied or "embed_tokens" not in n)
     assert asked == [(4 * count, 5, 7)]
+
+
+@pytest.mark.skipif(packing._malloc_trim() is None, reason="not glibc")
+def test_freed_memory_is_given_back():
+    """Pieces that keep the heap's end in use: the allocator itself gives nothing back of what is freed before them."""
+    pieces = [torch.ones(2**14) for _ in range(3000)]  # of 64 kB: larger ones may be mapped by themselves
+    kept = pieces[-1]
+    full = resident_mb()
+    del pieces
+    packing.give_back_memory()
+    assert full - resident_mb() > 150
+    assert kept.sum() == 2**14
+
+
+def resident_mb() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
