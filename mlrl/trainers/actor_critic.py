@@ -33,12 +33,12 @@ from mlrl.parallel.headed import HeadedEngine
 from mlrl.rollout.tree import RolloutTree
 from mlrl.trainers.checkpointing import critic_entity
 from mlrl.trainers.critic_report import CriticReport, estimate_over, report_over, set_advantages
-from mlrl.trainers.critic_setup import AnyEngine, critic_engine, headed_engine
 from mlrl.trainers.critic_update import ActorCriticUpdate, CriticTraining
+from mlrl.trainers.engines import AnyEngine, critic_engine, headed_engine
 from mlrl.trainers.metrics import advantage_metrics
 from mlrl.trainers.reinforce import ReinforceTrainer
 from mlrl.trainers.samples import Sample
-from mlrl.trainers.setup import _agent_arguments
+from mlrl.trainers.setup import agent_arguments
 
 
 class ActorCriticTrainer(ReinforceTrainer):
@@ -92,7 +92,7 @@ class ActorCriticTrainer(ReinforceTrainer):
         self.critics = load_critics(
             self.team,
             self.args,
-            _agent_arguments(self.args),
+            agent_arguments(self.args),
             agents=[self.critic_agents[n] for n in here],
             models=[self._critic_models[n] for n in here],
             separate=self.separate,
@@ -170,7 +170,7 @@ class ActorCriticTrainer(ReinforceTrainer):
         outcomes = list(update.run(samples))
         for outcome in outcomes:
             self.averager.update(outcome.metrics)
-        self.guard_nonfinite(*(outcome.finite for outcome in outcomes))
+        self.nonfinite.count(*(outcome.finite for outcome in outcomes))
 
     @property
     def _is_warming_up(self) -> bool:

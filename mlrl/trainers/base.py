@@ -22,11 +22,10 @@ from mlrl.config_file import masked
 from mlrl.config_rules import check_run_folder
 from mlrl.config_team import agent_learning_rates, team_models
 from mlrl.console import Console
-from mlrl.errors import ConfigError, NonFiniteError
+from mlrl.errors import ConfigError
 from mlrl.interval_means import LoggingInterval, MetricAverager
-from mlrl.parallel.engine import Engine, OptimizerSettings
+from mlrl.parallel.engine import OptimizerSettings
 from mlrl.parallel.launch import Launch
-from mlrl.parallel.zero import ZeroEngine
 from mlrl.resume import Resume
 from mlrl.rollout.collect import Growth
 from mlrl.rollout.sampler import SamplingParams
@@ -45,11 +44,12 @@ from mlrl.trainers.checkpointing import (
 )
 from mlrl.trainers.data import Batch, batches
 from mlrl.trainers.describe import describe_run, next_commands, peak_memory_gb, summarize_run
+from mlrl.trainers.engines import AnyEngine, make_engine, optimizer_settings
 from mlrl.trainers.evaluations import Evaluations
+from mlrl.trainers.nonfinite import NonFiniteGuard
 from mlrl.trainers.run_length import run_items, run_steps, run_updates
 from mlrl.trainers.run_setup import make_run_folder, named
-from mlrl.trainers.setup import make_engine, make_mesh, prepare_team, whole_task
-from mlrl.wording import counted
+from mlrl.trainers.setup import make_mesh, prepare_team, whole_task
 
 
 class Trainer:
@@ -149,8 +149,8 @@ class Trainer:
         self.run_folder: RunFolder | None = None
         self.profile: profiling.Profile | None = None
         self.console = Console(enabled=False)  # until `train`, so that a step can be taken by hand
-        self._nonfinite_in_a_row = 0
         self.evaluations = Evaluations(self)
+        self.nonfinite = NonFiniteGuard(self)
 
     # What subclasses say ---------------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Trainer:
             "last_reward": self.last_reward,
             "averages": self.averager.state(),
             "logged_at": self.interval.last,
-            "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "nonfinite_in_a_row": self.nonfinite.in_a_row,
             "evaluated_at": self.evaluations.done_at,
             "first_evaluation": self.console.first_evaluation,
         }
@@ -306,7 +306,7 @@ class Trainer:
         self.last_reward = progress["last_reward"]
         self.averager.restore(progress["averages"])
         self.interval.last = progress["logged_at"]
-        self._nonfinite_in_a_row, self.evaluations.done_at = progress["nonfinite_in_a_row"], progress["evaluated_at"]
+        self.nonfinite.in_a_row, self.evaluations.done_at = progress["nonfinite_in_a_row"], progress["evaluated_at"]
         self.console.first_evaluation = progress["first_evaluation"]
 
     def _find_resume(self, where: str | Path | None, checkpoint_dir: str | Path | None = None) -> Resume:
@@ -360,26 +360,7 @@ class Trainer:
         )
         if self.profile is not None:
             self.profile.end_step(self.step_number)
-        self._stop_if_nonfinite()
-
-    def guard_nonfinite(self, *finite: bool) -> None:
-        """Counts a step's updates that were skipped for a NaN or infinite gradient, and steps that had no other."""
-        for one in finite:
-            self.averager.add("nonfinite_fraction", 0.0 if one else 1.0, 1.0)
-        if not all(finite):
-            skipped = f"{finite.count(False)} of {counted(len(finite), 'update')}"
-            self.console.warn(f"step {self.step_number + 1}: {skipped} skipped, for a NaN or infinite gradient")
-        self._nonfinite_in_a_row = 0 if any(finite) else self._nonfinite_in_a_row + 1
-
-    def _stop_if_nonfinite(self) -> None:
-        if self._nonfinite_in_a_row >= self.args.max_nonfinite_steps:
-            self._log_training()
-            saved = self._save_run()["agents"]
-            raise NonFiniteError(
-                f"max_nonfinite_steps={self.args.max_nonfinite_steps}: that many steps in a row had a NaN or infinite "
-                f"gradient, up to step {self.step_number}. The weights of the last good update are in {saved}. Lower "
-                "the learning rate, or use dtype float32"
-            )
+        self.nonfinite.stop_if_too_many()
 
     def growth(self, **changes: Any) -> Growth:
         """How episodes are played in training; `changes` replace fields."""
@@ -436,6 +417,11 @@ class Trainer:
         self.team.save(self.run_folder.agents)
         return {"agents": self.run_folder.agents}
 
+    def save_what_was_learned(self) -> dict[str, Path]:
+        """Logs and saves before a run ends early; where each kind lies."""
+        self._log_training()
+        return self._save_run()
+
     def save_model(self, directory: str | Path) -> None:
         """Writes directory/agent_0, agent_1 …: PEFT adapters or full models, with their tokenizers. Ends nothing.
 
@@ -448,22 +434,14 @@ class Trainer:
     def _total_steps(self) -> int | None:
         return run_steps(self.task.train_dataset, self.args)
 
-    def _make_engine(self, agents: Sequence[Agent], learning_rate: float) -> Engine | ZeroEngine:
+    def _make_engine(self, agents: Sequence[Agent], learning_rate: float) -> AnyEngine:
         """The optimization of the weights that these agents train."""
         group = self.mesh.agents[agents[0].index]
         return make_engine(agents, group, self._optimizer_settings(learning_rate), self.launch.zero)
 
     def _optimizer_settings(self, learning_rate: float) -> OptimizerSettings:
-        args = self.args
-        return OptimizerSettings(
-            learning_rate=learning_rate,
-            weight_decay=args.weight_decay,
-            betas=(args.adam_beta1, args.adam_beta2),
-            max_grad_norm=args.max_grad_norm,
-            scheduler=args.lr_scheduler,
-            warmup_steps=args.warmup_steps,
-            total_updates=run_updates(self.task.train_dataset, args, self.total_steps, self._updates_per_step),
-        )
+        updates = run_updates(self.task.train_dataset, self.args, self.total_steps, self._updates_per_step)
+        return optimizer_settings(self.args, learning_rate, updates)
 
     def _updates_per_step(self, items: int) -> int:
         """Optimizer updates of a step with so many items and full trees."""

@@ -54,7 +54,7 @@ class MADPOTrainer(PreferenceTrainer):
         )
         outcome = update.run([pair for _, pair in batch.items], self.reference_NP[:, places])
         self.averager.update(outcome.metrics)
-        self.guard_nonfinite(outcome.finite)
+        self.nonfinite.count(outcome.finite)
 
     def _load_extras(self) -> None:
         if not self.args.no_reference:

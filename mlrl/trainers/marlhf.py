@@ -25,8 +25,8 @@ from mlrl.preference.reward_training import FitReport, FitSettings, fit
 from mlrl.rollout.tree import RolloutTree
 from mlrl.sources import resolve_source
 from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
-from mlrl.trainers.critic_setup import headed_engine
 from mlrl.trainers.data import Batch, batches
+from mlrl.trainers.engines import headed_engine
 from mlrl.trainers.metrics import mean_return, reward_correlation, reward_sums
 from mlrl.trainers.preference import PreferenceTrainer
 from mlrl.trainers.reinforce import ReinforceTrainer

@@ -151,7 +151,7 @@ class ReinforceTrainer(Trainer):
         outcomes = list(update.run(samples))
         for outcome in outcomes:
             self.averager.update(outcome.metrics)
-        self.guard_nonfinite(*(outcome.finite for outcome in outcomes))
+        self.nonfinite.count(*(outcome.finite for outcome in outcomes))
 
     # One step ahead --------------------------------------------------------------------------------------------------
 

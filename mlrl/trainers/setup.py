@@ -13,20 +13,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from mlrl.agents import Agent, Team
+from mlrl.agents import Team
 from mlrl.calling import shown
 from mlrl.config import AgentArguments, EvaluationConfig, TrainingConfig
 from mlrl.config_checks import check_field, setting_types
 from mlrl.config_critics import ActorCriticArguments, critic_extra_ranks
 from mlrl.config_rules import extra_ranks
 from mlrl.errors import ConfigError
-from mlrl.models.base import Policy
-from mlrl.parallel.engine import Engine, OptimizerSettings
-from mlrl.parallel.group import Group
 from mlrl.parallel.launch import Launch
 from mlrl.parallel.lifeline import Lifeline
 from mlrl.parallel.mesh import Mesh, plan_ranks
-from mlrl.parallel.zero import ZeroEngine, fetch_with
 from mlrl.rollout.collect import Collector
 from mlrl.rollout.prompts import tokenize_prompt
 from mlrl.sources import Source, load_tokenizers, max_model_length, resolve_source
@@ -60,7 +56,7 @@ class PreparedTeam:
             mesh: which ranks hold which agent; default: all in this process.
         """
         team = Team.load(
-            _agent_arguments(self.args),
+            agent_arguments(self.args),
             self.sources,
             self.tokenizers,
             device=self.launch.device,
@@ -139,38 +135,6 @@ def _extra_ranks(args: TrainingConfig) -> dict[str, int]:
     return extra_ranks(args) | (critic_extra_ranks(args) if isinstance(args, ActorCriticArguments) else {})
 
 
-def make_engine(
-    agents: Sequence[Agent], group: Group, settings: OptimizerSettings, zero: dict[str, Any] | None
-) -> Engine | ZeroEngine:
-    """The optimization of the weights that these agents train.
-
-    Args:
-        agents: those that train the same weights.
-        group: the ranks that hold them.
-        zero: ZeRO settings; at stage 3 adapters stay whole beside their sharded base.
-    """
-    return policy_engine(agents[0].policy, agents[0].parameters, group, settings, zero)
-
-
-def policy_engine(
-    policy: Policy,
-    parameters: Sequence[nn.Parameter],
-    group: Group,
-    settings: OptimizerSettings,
-    zero: dict[str, Any] | None,
-) -> Engine | ZeroEngine:
-    """The same of the weights of one policy, an adapter's or a whole network's."""
-    if zero is None or (zero["stage"] == 3 and policy.adapter is not None):
-        return Engine(parameters, settings, group)
-    if policy.adapter is not None:
-        return ZeroEngine(parameters, settings, zero, group)
-    engine = ZeroEngine(parameters, settings, zero, group, policy.base.scorer)
-    policy.base.score, policy.base.shard = engine.forward, engine.shard
-    if engine.shard is not None:
-        fetch_with(policy.base.scorer, policy.base.scorer.head_weight)
-    return engine
-
-
 def whole_task(task: Task | None, pieces: dict[str, Any]) -> Task:
     """The task, or the one that its pieces make up.
 
@@ -189,7 +153,7 @@ def whole_task(task: Task | None, pieces: dict[str, Any]) -> Task:
     return task
 
 
-def _agent_arguments(args: TrainingConfig | EvaluationConfig) -> AgentArguments:
+def agent_arguments(args: TrainingConfig | EvaluationConfig) -> AgentArguments:
     """What a team is loaded with; evaluation has no settings of tuning, so those are the defaults there."""
     own = {field.name for field in fields(args)}
     return AgentArguments(**{f.name: getattr(args, f.name) for f in fields(AgentArguments) if f.name in own})

@@ -512,10 +512,10 @@ def test_all_or_none_step_when_one_gradient_is_nan(tiny_llama):
     logged = []
     trainer._log_training = lambda: logged.append(True)
     trainer._save_run = lambda: {"agents": "here"}
-    trainer._stop_if_nonfinite()  # two in a row
+    trainer.nonfinite.stop_if_too_many()  # two in a row
     trainer.update(samples)
     with pytest.raises(NonFiniteError, match="max_nonfinite_steps=3: .* in here"):
-        trainer._stop_if_nonfinite()
+        trainer.nonfinite.stop_if_too_many()
     assert logged == [True]  # what happened is not lost
     assert all(torch.equal(a, b) for a, b in zip(after, weights_of(trainer), strict=True))
     assert trainer.averager.flush()["nonfinite_fraction"] == pytest.approx(5 / 6)
