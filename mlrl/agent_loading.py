@@ -34,14 +34,14 @@ class Loading:
         """Loads a network. Raises ConfigError where that fails."""
         model = source.base
         if isinstance(model, str):
-            load_config(model)
+            load_config(model, source.setting)
             try:
                 model, report = AutoModelForCausalLM.from_pretrained(
                     model, dtype=self.dtype, output_loading_info=True, **self.model_kwargs
                 )
             except (OSError, ValueError, TypeError, SafetensorError) as error:
                 raise ConfigError(
-                    f"agent_model={source.name!r}: its weights cannot be loaded ({first_line(error)})"
+                    f"{source.setting}={source.name!r}: its weights cannot be loaded ({first_line(error)})"
                 ) from error
             if report["missing_keys"]:  # transformers would train on, from random numbers
                 missing = ", ".join(sorted(report["missing_keys"])[:3])

@@ -209,7 +209,7 @@ class Team:
                 continue
             if reference_model is not None:
                 key = reference_model
-                source = resolve_source(reference_model)
+                source = resolve_source(reference_model, "reference_model")
                 if source.adapter is not None:
                     raise ConfigError(f"reference_model={reference_model!r}: is an adapter. Name a full model")
                 rows, where = source.config.get_text_config().vocab_size, f"reference_model={reference_model!r}"

@@ -46,6 +46,13 @@ def team_models(
     return list(agents)
 
 
+def models_setting(config: Any, agents: Any = None) -> str:
+    """Which setting names the models of a team, for errors."""
+    if getattr(config, "agents_dir", None) is not None:
+        return "agents_dir"
+    return "agents" if agents is not None or config.agents is not None else "agent_model"
+
+
 def agent_learning_rates(config: Any, num_agents: int) -> list[float]:
     """The learning rate of each of `num_agents` agents, defaults filled in."""
     rate = config.agent_learning_rate

@@ -45,11 +45,7 @@ def check_critic_models(
         if model is None:
             continue
         if separate:
-            source = _source(model)
-            try:
-                max_model_length(source)  # the first to read its config
-            except ConfigError as error:
-                raise ConfigError(f"critic_model={model!r}: {str(error).partition(': ')[2]}") from error
+            max_model_length(resolve_source(model, "critic_model"))  # the first to read its config
         elif saved is None:
             raise ConfigError(
                 f"critic_model={model!r}: with use_separate_critic=False the critic is a head on the actor, and "
@@ -92,7 +88,7 @@ def load_critics(
         number = index if agent is None else agent
         saved = _head_file(model)
         if separate:
-            source = Source(owner.source.base) if model is None else _source(model)
+            source = Source(owner.source.base) if model is None else resolve_source(model, "critic_model")
             own = _tokenizer(owner, source, model, tokenizer)
             policy = _policy(team, owner, source, arguments, bases, f"critic_{number}", seed, number, model is None)
         else:
@@ -168,15 +164,6 @@ def _mark_trained(team: Team, critics: Sequence[Critic], arguments: AgentArgumen
     if arguments.gradient_checkpointing:
         for base in {id(critic.policy.base): critic.policy.base for critic in critics}.values():
             base.enable_gradient_checkpointing()
-
-
-def _source(model: Any) -> Source:
-    """Where a critic's network comes from; messages name the critic's field."""
-    try:
-        return resolve_source(model)
-    except ConfigError as error:
-        shown = repr(model) if isinstance(model, str) else type(model).__name__
-        raise ConfigError(f"critic_model={shown}: {str(error).partition(': ')[2]}") from error
 
 
 def _tokenizer(owner: Agent, source: Source, model: Any, given: Any) -> Any:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,15 @@ from mlrl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Source:
-    """Where an agent comes from: a base (name or loaded object) and, maybe, a saved adapter on it."""
+    """Where an agent comes from: a base (name or loaded object) and, maybe, a saved adapter on it.
+
+    Attributes:
+        setting: what names it, for errors.
+    """
 
     base: str | PreTrainedModel | PeftModel
     adapter: str | None = None
+    setting: str = field(default="agent_model", compare=False)
 
     @property
     def place(self) -> str | None:
@@ -41,43 +46,46 @@ class Source:
     @property
     def config(self) -> PretrainedConfig:
         """The configuration of the base, read without its weights. Raises ConfigError where there is none."""
-        return load_config(self.base) if isinstance(self.base, str) else self.base.config
+        return load_config(self.base, self.setting) if isinstance(self.base, str) else self.base.config
 
 
-def resolve_source(agent: str | os.PathLike | PreTrainedModel | PeftModel) -> Source:
+def resolve_source(model: str | os.PathLike | PreTrainedModel | PeftModel, setting: str = "agent_model") -> Source:
     """A hub id, a folder (of a full model or an adapter), `embedded`, or a loaded model.
+
+    Args:
+        setting: what names it, for errors.
 
     Raises:
         ConfigError: something else, a folder that does not exist, an adapter whose base is not named, a loaded model
             that cannot be trained.
     """
-    if not isinstance(agent, str | os.PathLike):
-        return _loaded_source(agent)
-    name = embedded_model_path() if agent == "embedded" else os.fspath(agent)
+    if not isinstance(model, str | os.PathLike):
+        return _loaded_source(model, setting)
+    name = embedded_model_path() if model == "embedded" else os.fspath(model)
     if is_local_path(name) and not Path(name).is_dir():
-        raise ConfigError(f"agent_model={name!r}: there is no such folder. Give the folder of a model, or a hub id")
+        raise ConfigError(f"{setting}={name!r}: there is no such folder. Give the folder of a model, or a hub id")
     adapter_config = _find_file(name, "adapter_config.json")
     if adapter_config is None:
-        return Source(name)
+        return Source(name, setting=setting)
     base = json.loads(Path(adapter_config).read_text()).get("base_model_name_or_path")
     if not base:
         raise ConfigError(
-            f"agents={name!r}: its adapter_config.json names no base_model_name_or_path. Write the base's hub id or "
+            f"{setting}={name!r}: its adapter_config.json names no base_model_name_or_path. Write the base's hub id or "
             "folder there, or load it with peft and pass the object"
         )
-    return Source(embedded_model_path() if base == "embedded" else base, name)
+    return Source(embedded_model_path() if base == "embedded" else base, name, setting)
 
 
-def _loaded_source(model: Any) -> Source:
+def _loaded_source(model: Any, setting: str) -> Source:
     if not isinstance(model, PreTrainedModel | PeftModel):
         kind = type(model).__name__
-        raise ConfigError(f"agents={kind} object: not a model. Give ids, folders or transformers models")
-    source = Source(model)
+        raise ConfigError(f"{setting}={kind} object: not a model. Give ids, folders or transformers models")
+    source = Source(model, setting=setting)
     if model.dtype not in (torch.float32, torch.bfloat16):
-        raise ConfigError(f"agents={source.name}: its weights are {model.dtype}. Load it with float32 or bfloat16")
+        raise ConfigError(f"{setting}={source.name}: its weights are {model.dtype}. Load it with float32 or bfloat16")
     if not isinstance(model, PeftModel) and any(isinstance(module, LoraLayer) for module in model.modules()):
         raise ConfigError(
-            f"agents={source.name}: it carries LoRA adapters already, maybe from an earlier trainer. "
+            f"{setting}={source.name}: it carries LoRA adapters already, maybe from an earlier trainer. "
             "Give its PeftModel to train those on, or load the model afresh"
         )
     return source
@@ -110,7 +118,8 @@ def load_tokenizers(sources: Sequence[Source], given: Any = None) -> list[PreTra
     """
     if given is None:
         names = [_tokenizer_name(source) for source in sources]
-        loaded = {name: _load_tokenizer(name) for name in dict.fromkeys(names)}
+        settings = dict(zip(names, (source.setting for source in sources), strict=True))
+        loaded = {name: _load_tokenizer(name, setting) for name, setting in settings.items()}
         tokenizers = [loaded[name] for name in names]
     else:
         tokenizers = list(given) if isinstance(given, list | tuple) else [given] * len(sources)
@@ -133,18 +142,26 @@ def _tokenizer_name(source: Source) -> str:
     if source.adapter is not None and _find_file(source.adapter, "tokenizer_config.json") is not None:
         return source.adapter
     if source.place is None:
-        raise ConfigError(f"tokenizer=None: agents={source.name} does not tell where its tokenizer is. Pass tokenizer=")
+        raise ConfigError(
+            f"tokenizer=None: {source.setting}={source.name} does not tell where its tokenizer is. Pass tokenizer="
+        )
     return source.place
 
 
-def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(name: str, setting: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"agents={name!r}: no tokenizer can be loaded from there ({first_line(error)}). "
+            f"{setting}={name!r}: no tokenizer can be loaded from there ({first_line(error)}). "
             "Give a hub id or a folder that holds a model, or pass tokenizer="
         ) from error
+
+
+def check_source(source: Source) -> None:
+    """Raises ConfigError where a model has no configuration or no tokenizer; reads no weights."""
+    _ = source.config
+    load_tokenizers([source])
 
 
 def max_model_length(source: Source) -> int | None:
@@ -161,13 +178,13 @@ def check_vocabulary(where: str, tokenizer: PreTrainedTokenizerBase, rows: int, 
         )
 
 
-def load_config(name: str) -> PretrainedConfig:
+def load_config(name: str, setting: str = "agent_model") -> PretrainedConfig:
     """A model's configuration, without its weights. Raises ConfigError where there is none."""
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"agent_model={name!r}: no model can be loaded from there ({first_line(error)}). "
+            f"{setting}={name!r}: no model can be loaded from there ({first_line(error)}). "
             "Give 'embedded', a local folder, or a hub id that this machine can reach"
         ) from error
 

@@ -16,7 +16,7 @@ from mlrl.errors import ConfigError
 from mlrl.models.base import Policy
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.rollout.sampler import Request, Sampler, SamplingParams
-from mlrl.sources import load_tokenizers, max_model_length, resolve_source
+from mlrl.sources import check_source, load_tokenizers, max_model_length, resolve_source
 from tests.tiny import save_tiny, tiny_model, tiny_tokenizer
 
 PROMPT, RESPONSE = [1, 20, 21, 22], [30, 31, 2]
@@ -468,16 +468,19 @@ def test_errors_before_any_weights_are_read(monkeypatch, tmp_path, tiny_llama, t
     folder, other = str(tmp_path / "absent"), str(tmp_path / "no-tokenizer")
     with pytest.raises(ConfigError, match=rf"agent_model='{folder}': there is no such folder"):
         load([folder])
-    with pytest.raises(ConfigError, match="agents='nobody/nothing': no tokenizer can be loaded from there"):
+    with pytest.raises(ConfigError, match="agent_model='nobody/nothing': no tokenizer can be loaded from there"):
         load(["nobody/nothing"])
     with pytest.raises(ConfigError, match="agent_model='nobody/nothing': no model can be loaded from there"):
         load(["nobody/nothing"], tiny_tokenizer())
-    with pytest.raises(ConfigError, match="agents=int object: not a model"):
+    with pytest.raises(ConfigError, match="reward_model_name='nobody/nothing': no model can be loaded from there"):
+        check_source(resolve_source("nobody/nothing", "reward_model_name"))
+    with pytest.raises(ConfigError, match="agent_model=int object: not a model"):
         load([3])
     tiny_model().save_pretrained(other)
-    with pytest.raises(ConfigError, match=rf"agents='{other}': no tokenizer can be loaded from there.*pass tokenizer="):
+    nothing_there = rf"agent_model='{other}': no tokenizer can be loaded from there.*pass tokenizer="
+    with pytest.raises(ConfigError, match=nothing_there):
         load([other])
-    with pytest.raises(ConfigError, match="tokenizer=None: agents=loaded LlamaForCausalLM.*Pass tokenizer="):
+    with pytest.raises(ConfigError, match="tokenizer=None: agent_model=loaded LlamaForCausalLM.*Pass tokenizer="):
         load([tiny_model()])
     with pytest.raises(ConfigError, match="2 tokenizers for 3 agents"):
         load([tiny_llama] * 3, [tiny_tokenizer()] * 2)

@@ -36,6 +36,8 @@ _OUR_FORWARDS = (RoutedForward, GatedForward)
 def decode_step(model: LanguageModel, route: MixedRoute | None, rows: int, steps: int) -> Step:
     """What runs a token a row, for as long as no weight changes. Call it inside the route, without gradients.
 
+    Where packing pays, the layers are packed that are spelled out here, and the head in any case.
+
     Args:
         rows, steps: at most so many of each are to come, by which it prepares itself.
     """
@@ -53,8 +55,9 @@ def decode_step(model: LanguageModel, route: MixedRoute | None, rows: int, steps
 
 
 def _size(model: LanguageModel) -> int:
-    """Bytes of the weights that a step multiplies with."""
-    linears = [m.weight for m in model.backbone.modules() if isinstance(m, nn.Linear)]
+    """Bytes of the linear layers and the head, adapters left out."""
+    modules = model.backbone.named_modules()
+    linears = [m.weight for name, m in modules if isinstance(m, nn.Linear) and ".lora_" not in name]
     return sum(w.nbytes for w in [*linears, model.head.weight])
 
 

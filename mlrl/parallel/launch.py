@@ -30,6 +30,7 @@ class Launch:
     device: torch.device
     mixed_precision: str | None
     zero: dict[str, Any] | None = None
+    several_machines: bool = False
 
     @classmethod
     def detect(cls) -> Launch:
@@ -48,7 +49,9 @@ class Launch:
         if precision not in _PRECISIONS:
             raise ConfigError(f"mixed_precision={precision!r}: not supported. Use 'no' or 'bf16' in the launch config")
         device = state.device
-        return cls(state.process_index, state.num_processes, device, _PRECISIONS[precision], _zero_settings())
+        several = os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1")
+        zero = _zero_settings()
+        return cls(state.process_index, state.num_processes, device, _PRECISIONS[precision], zero, several)
 
     @property
     def is_main(self) -> bool:

@@ -272,7 +272,7 @@ def make_reward_model(
         ConfigError: the model or its tokenizer cannot be loaded, or `max_length` is too small.
     """
     agent, arguments = team.agents[0], team.loading.arguments
-    source = agent.source if name is None else resolve_source(name)
+    source = agent.source if name is None else resolve_source(name, "reward_model_name")
     tokenizer = agent.tokenizer if name is None else load_tokenizers([source])[0]
     reader = JointReader(tokenizer, len(team.agents), max_length)
     group, shared = team.mesh.reward_model, name is None and agent.is_here

@@ -14,7 +14,7 @@ from mlrl.preference.writers import CentralizedWriter, ModelWriter, RemoteWriter
 from mlrl.remote import RemoteModel, RemoteSettings
 from mlrl.rollout.collect import Collector
 from mlrl.rollout.sampler import Sampler, SamplingParams
-from mlrl.sources import load_tokenizers, resolve_source
+from mlrl.sources import Source, check_source, load_tokenizers, resolve_source
 
 _TAG_TOKENS = 24  # an agent: what the tags of its section take, generously
 
@@ -49,9 +49,9 @@ def make_comparator(
         name = args.comparator_api_model or args.comparator_api_url
         writer = RemoteWriter(_remote_model(args, sampling, cache, spent), live.world)
     else:
-        names = args.comparator_agents or [args.comparator_model_name] * (1 if centralized else num_agents)
-        name = ", ".join(dict.fromkeys(names))
-        team = load_writers(live.team, names)
+        sources = _sources(args, 1 if centralized else num_agents)
+        name = ", ".join(dict.fromkeys(args.comparator_agents or [args.comparator_model_name]))
+        team = load_writers(live.team, sources)
         collector = Collector(team, Sampler(team, live.sampler.max_rows), live.environment)
         writer = ModelWriter(collector, sampling, live.team.agents)
     return WrittenComparator(args.comparator_policy, name, live, CentralizedWriter(writer) if centralized else writer)
@@ -61,19 +61,25 @@ def check_comparator(args: ComparatorArguments) -> None:
     """Raises ConfigError where the comparator's models or key cannot be found; reads no weights."""
     if args.comparator_policy == "api":
         _remote_model(args, SamplingParams(max_new_tokens=1), None).close()
-    for name in args.comparator_agents or [args.comparator_model_name]:
-        if args.comparator_policy == "model":
-            resolve_source(name)
+    if args.comparator_policy == "model":
+        for source in dict.fromkeys(_sources(args, num_models=1)):
+            check_source(source)
 
 
-def load_writers(team: Team, names: list[str]) -> Team:
-    """Models by name, equal ones once, as a team that is not trained, on the device and in the type of another team.
+def _sources(args: ComparatorArguments, num_models: int) -> list[Source]:
+    """Where the comparator's models come from: those that are named, or one as often as asked."""
+    if args.comparator_agents:
+        return [resolve_source(name, "comparator_agents") for name in args.comparator_agents]
+    return [resolve_source(args.comparator_model_name, "comparator_model_name")] * num_models
+
+
+def load_writers(team: Team, sources: list[Source]) -> Team:
+    """Models as a team that is not trained, equal ones loaded once, on the device and in the type of another team.
 
     The n-th lives where agent n does, or on ranks of its own; sharded where that team is.
     """
-    sources = [resolve_source(name) for name in names]
     loading, mesh = team.loading, team.mesh
-    places = tuple(mesh.comparator(agent) for agent in range(len(names)))
+    places = tuple(mesh.comparator(agent) for agent in range(len(sources)))
     return Team.load(
         dataclasses.replace(loading.arguments, share_parameters=False),
         sources,

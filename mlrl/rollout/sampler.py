@@ -90,7 +90,7 @@ class Sampler:
                     for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
                         agent = self.team.agents[requests[i].agent]
                         results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
-        give_back_memory()  # of packed weights, before an update asks for pieces of other sizes
+        give_back_memory()  # packed weights above all, before an update asks for pieces of other sizes
         return results  # type: ignore[return-value]
 
     def _chunks(self, mine: list[int], requests: Sequence[Request]) -> list[list[tuple[int, list[int]]]]:

@@ -20,7 +20,7 @@ from mlrl.config import TrainingConfig
 from mlrl.config_checks import check_field
 from mlrl.config_file import masked
 from mlrl.config_rules import check_run_folder
-from mlrl.config_team import agent_learning_rates, team_models
+from mlrl.config_team import agent_learning_rates, models_setting, team_models
 from mlrl.console import Console
 from mlrl.errors import ConfigError
 from mlrl.interval_means import LoggingInterval, MetricAverager
@@ -128,7 +128,13 @@ class Trainer:
         self.total_steps = self._total_steps()
         rates = agent_learning_rates(self.args, self.num_agents)
         prepared = prepare_team(
-            self.args, self.launch, self.environment, models, tokenizer=tokenizer, model_config=model_config
+            self.args,
+            self.launch,
+            self.environment,
+            models,
+            setting=models_setting(self.args, agents),
+            tokenizer=tokenizer,
+            model_config=model_config,
         )
         self.dtype, self.prompt_limits = prepared.dtype, prepared.prompt_limits
         self._check_extras()

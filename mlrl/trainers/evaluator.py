@@ -13,7 +13,7 @@ import yaml
 
 from mlrl.centralized import actors, make_environment
 from mlrl.config import EvaluationConfig
-from mlrl.config_team import DEFAULT_NUM_AGENTS, count_agents, team_models
+from mlrl.config_team import DEFAULT_NUM_AGENTS, count_agents, models_setting, team_models
 from mlrl.errors import ConfigError
 from mlrl.parallel.launch import Launch
 from mlrl.rollout.tree import Node, RolloutTree
@@ -111,7 +111,9 @@ def evaluate_team(
             warnings.warn(doubt, stacklevel=2)
     mesh = make_mesh(args, launch, len(models))
     environment = make_environment(task, num_roles, args, per_agent_rewards=True)
-    prepared = prepare_team(args, launch, environment, models, tokenizer=tokenizer)
+    prepared = prepare_team(
+        args, launch, environment, models, setting=models_setting(args, agents), tokenizer=tokenizer
+    )
     collector = prepared.load(trainable=False, mesh=mesh)
     if args.protocol == "sequential":
         collector = SequentialCollector(collector.team, collector.sampler, collector.environment)

@@ -23,7 +23,7 @@ from mlrl.preference.pairs import PreferencePair
 from mlrl.preference.reward_model import RewardModel, learned_rewards, make_reward_model
 from mlrl.preference.reward_training import FitReport, FitSettings, fit
 from mlrl.rollout.tree import RolloutTree
-from mlrl.sources import resolve_source
+from mlrl.sources import check_source, resolve_source
 from mlrl.trainers.actor_critic import IACTrainer, MAACTrainer
 from mlrl.trainers.data import Batch, batches
 from mlrl.trainers.engines import headed_engine
@@ -177,7 +177,7 @@ class MARLHFTrainer(PreferenceTrainer):
     def _check_extras(self) -> None:
         super()._check_extras()
         if self.args.reward_model_name is not None:
-            resolve_source(self.args.reward_model_name)
+            check_source(resolve_source(self.args.reward_model_name, "reward_model_name"))
 
     def _load_extras(self) -> None:
         super()._load_extras()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NonFiniteGuard:
-    """Counts them for one run.
+    """Counts the skipped updates of one run, and ends it in time.
 
     Attributes:
         in_a_row: steps up to now without one good update.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +51,7 @@ def check_servers(args: TrainerConfig, launch: Launch, sources: Sequence[Source]
                 f"vllm_devices={args.vllm_devices!r}: {counted(len(devices), 'server')} for {count} bases (a server "
                 f"holds one). Give {count} or a multiple"
             )
-        if args.placement == "split" and os.environ.get("LOCAL_WORLD_SIZE", "1") != os.environ.get("WORLD_SIZE", "1"):
+        if args.placement == "split" and launch.several_machines:
             raise ConfigError(
                 "vllm_spawn=True: placement='split' over several machines, and the servers would be on one. Start "
                 "servers and give vllm_url"

@@ -76,6 +76,7 @@ def prepare_team(
     environment: Environment,
     models: Sequence[Any],
     *,
+    setting: str,
     tokenizer: Any = None,
     model_config: dict[str, Any] | None = None,
 ) -> PreparedTeam:
@@ -83,6 +84,7 @@ def prepare_team(
 
     Args:
         models: one an agent: ids, folders or loaded models.
+        setting: what names them, for errors.
         tokenizer: one for all agents, or a list of one each; default: what lies with the models.
         model_config: `dtype` and `attn_implementation`, and `model_kwargs` for `from_pretrained`.
 
@@ -92,7 +94,7 @@ def prepare_team(
     """
     options = _model_options(model_config)
     dtype = launch.dtype(options.pop("dtype", None) or args.dtype)
-    sources = [resolve_source(model) for model in models]
+    sources = [resolve_source(model, setting) for model in models]
     lengths = [max_model_length(source) for source in sources]  # the first to find that there is no such model
     tokenizers = load_tokenizers(sources, tokenizer)
     limits = tuple(None if n is None else n - args.max_new_tokens for n in lengths)
@@ -223,12 +225,8 @@ def _check_reference(args: TrainingConfig, sources: Sequence[Source]) -> None:
     """A reference model of its own can be found and speaks the agents' tokens."""
     if args.reference_model is None or args.no_reference:
         return
-    try:
-        reference = resolve_source(args.reference_model)
-        tokens = _vocabulary(reference)
-    except ConfigError as error:  # which speaks of agent_model
-        problem = str(error).partition(": ")[2]
-        raise ConfigError(f"reference_model={args.reference_model!r}: {problem}") from error
+    reference = resolve_source(args.reference_model, "reference_model")
+    tokens = _vocabulary(reference)
     if reference.adapter is not None:
         raise ConfigError(f"reference_model={args.reference_model!r}: is an adapter. Name a full model")
     for agent, source in enumerate(sources):

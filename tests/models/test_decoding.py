@@ -5,10 +5,11 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, MistralConfig, Qwen3Config, SmolLM3Config
 
-from mlrl.models import decoding, products
+from mlrl.models import decoding, products, projections
 from mlrl.models.attention import DecodeAttention
 from mlrl.models.base import Base
 from mlrl.models.decoding import decode_step
+from mlrl.models.packing import PackedLinear
 from mlrl.models.prefix_tree import PrefixTree
 from tests.models.test_packing import needs_mkl
 from tests.tiny import tiny_model
@@ -80,6 +81,20 @@ def decode(base: Base, steps: int = 4, lean: bool = True) -> list[torch.Tensor]:
         return seen
 
 
+def count_packed(monkeypatch) -> list[int]:
+    """Takes note of every packing, by its number of rows."""
+    made = []
+
+    class Counted(PackedLinear):
+        def __init__(self, weight, bias, rows):
+            super().__init__(weight, bias, rows)
+            made.append(rows)
+
+    monkeypatch.setattr(decoding, "PackedLinear", Counted)
+    monkeypatch.setattr(projections, "PackedLinear", Counted)
+    return made
+
+
 def agree(base: Base) -> None:
     for ours, own in zip(decode(base), decode(base, lean=False), strict=True):
         torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5)
@@ -89,8 +104,11 @@ def agree(base: Base) -> None:
 def layout(request, monkeypatch):
     """How products of few rows are laid out."""
     monkeypatch.setattr(products, "columns_pay", lambda: request.param == "columns")
-    monkeypatch.setattr(decoding, "packing_pays", lambda *_: request.param == "packed")
-    return request.param
+    packs = request.param == "packed"
+    monkeypatch.setattr(decoding, "packing_pays", lambda *_: packs)
+    made = count_packed(monkeypatch)
+    yield request.param
+    assert len(made) == (2 * 9 if packs else 0)  # of each decoding: four in each of two layers, and the head
 
 
 @pytest.mark.parametrize("adapters", [False, True])
@@ -126,7 +144,10 @@ def test_other_models_decode_by_themselves(kind):
 @pytest.mark.parametrize("kind", ["gemma", "gemma2", "gpt2"])  # embeddings scaled, logits capped
 def test_other_models_have_their_head_packed(kind, monkeypatch):
     monkeypatch.setattr(decoding, "packing_pays", lambda *_: True)
+    freed, made = [], count_packed(monkeypatch)
+    monkeypatch.setattr(decoding, "give_back_memory", lambda: freed.append(True))
     agree(base_of(kind))
+    assert made == [6, 6] and len(freed) == 2  # two decodings of six rows
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

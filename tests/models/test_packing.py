@@ -31,6 +31,7 @@ def test_operands_of_any_layout():
     expected = F.linear(x.t().contiguous(), weight.t().contiguous())
     torch.testing.assert_close(packed(x.t()), expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(packed(x.t()[::3]), expected[::3], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(packed(x.t().view(4, 6, 160)), expected.view(4, 6, 97), rtol=1e-5, atol=1e-4)
 
 
 @needs_mkl
@@ -46,25 +47,22 @@ def test_the_weight_itself_is_left_alone():
 def test_what_decides(monkeypatch):
     weight = torch.empty(4, 4)
     monkeypatch.setattr(packing, "can_pack", lambda: True)
-    monkeypatch.setattr(packing, "_memory", lambda: 1000)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert packing_pays(weight, 250, rows=3, steps=16)
-    assert not packing_pays(weight, 251, rows=3, steps=16)  # a quarter of the memory
-    assert not packing_pays(weight, 250, rows=2, steps=16)
-    assert not packing_pays(weight, 250, rows=3, steps=15)
-    assert not packing_pays(weight.bfloat16(), 250, rows=3, steps=16)
-    assert not packing_pays(weight.to("meta"), 250, rows=3, steps=16)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # every process packs its own
-    assert packing_pays(weight, 125, rows=3, steps=16)
-    assert not packing_pays(weight, 126, rows=3, steps=16)
+    monkeypatch.setattr(packing, "_memory", lambda: 1600)
+    assert packing_pays(weight, 100, rows=3, steps=16)
+    assert not packing_pays(weight, 101, rows=3, steps=16)  # more than a sixteenth of the memory
+    assert not packing_pays(weight, 100, rows=2, steps=16)
+    assert not packing_pays(weight, 100, rows=3, steps=15)
+    assert not packing_pays(weight.bfloat16(), 100, rows=3, steps=16)
+    assert not packing_pays(weight.to("meta"), 100, rows=3, steps=16)
     monkeypatch.setattr(packing, "can_pack", lambda: False)
     assert not packing_pays(weight, 1, rows=3, steps=16)
 
 
-@pytest.mark.parametrize("columns", [False, True])
-def test_one_layout_or_the_other(columns, monkeypatch):
-    monkeypatch.setattr(packing, "columns_pay", lambda: columns)
-    assert packing.can_pack.__wrapped__() == (torch.backends.mkl.is_available() and not columns)
+@needs_mkl
+@pytest.mark.parametrize(("capability", "packs"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
+def test_the_kind_of_processor_decides(capability, packs, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert packing.can_pack.__wrapped__() is packs
 
 
 def test_the_size_is_that_of_the_weights_multiplied_with(monkeypatch):
@@ -72,7 +70,7 @@ def test_the_size_is_that_of_the_weights_multiplied_with(monkeypatch):
     monkeypatch.setattr(decoding, "packing_pays", lambda weight, size, rows, steps: asked.append((size, rows, steps)))
     model = team("llama").language_model
     decoding.decode_step(model, None, 5, 7)
-    linears = {n: p for n, p in model.model.named_parameters() if "norm" not in n}
+    linears = {n: p for n, p in model.model.named_parameters() if "norm" not in n and "lora" not in n}
     tied = "lm_head.weight" not in linears
     count = sum(p.numel() for n, p in linears.items() if tied or "embed_tokens" not in n)
     assert asked == [(4 * count, 5, 7)]

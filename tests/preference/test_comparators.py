@@ -16,6 +16,7 @@ from mlrl.preference.writers import CentralizedWriter, ModelWriter, RemoteWriter
 from mlrl.remote import RemoteModel, RemoteSettings
 from mlrl.rollout.collect import Collector
 from mlrl.rollout.sampler import Sampler, SamplingParams
+from mlrl.sources import resolve_source
 from tests.http_server import FakeServer, Reply
 from tests.trainers.loops import ITEMS, make_trainer, perturb
 
@@ -122,7 +123,7 @@ def test_history_is_the_policy_of_k_rounds_before_and_never_the_current_one(tiny
 def test_a_token_that_the_agent_lacks_is_not_kept(tiny_llama, tiny_qwen2):
     """Both have one tokenizer, but the writer's network has 64 rows more, which it draws as well."""
     trainer = make_trainer(tiny_llama, ends=frozenset())
-    other = load_writers(trainer.team, [tiny_qwen2, tiny_qwen2])
+    other = load_writers(trainer.team, [resolve_source(tiny_qwen2)] * 2)
     writer = ModelWriter(drawing(other, trainer), SamplingParams(max_new_tokens=9), trainer.team.agents)
     assert writer.same_tokens == [True, True]
     played = draw(WrittenComparator("model", tiny_qwen2, trainer.collector, writer), trainer, 1)
@@ -200,7 +201,7 @@ def test_texts_become_the_agents_own_tokens_with_its_end(tiny_llama):
 def test_another_model_writes_with_its_own_tokens(tiny_llama, tiny_llama_other, tiny_gpt2, same_tokens):
     folder = tiny_llama_other if same_tokens else tiny_gpt2
     trainer = make_trainer(tiny_llama, conversation=same_tokens, ends=frozenset())
-    other = load_writers(trainer.team, [folder, folder])
+    other = load_writers(trainer.team, [resolve_source(folder)] * 2)
     assert len(other.bases) == 1 and not any(p.requires_grad for p in other.bases[0].model.parameters())
     writer = ModelWriter(drawing(other, trainer), SamplingParams(max_new_tokens=7), trainer.team.agents)
     assert writer.same_tokens == [same_tokens, same_tokens]
@@ -309,7 +310,7 @@ def test_the_centralized_prompt_holds_every_role_and_its_own_form_parses():
 
 def test_a_prompt_that_another_model_cannot_hold_is_named(tiny_llama, tiny_gpt2):
     trainer = make_trainer(tiny_llama, conversation=False, train_dataset=[{"prompt": "the sea " * 20}])
-    other = load_writers(trainer.team, [tiny_gpt2, tiny_gpt2])
+    other = load_writers(trainer.team, [resolve_source(tiny_gpt2)] * 2)
     writer = ModelWriter(drawing(other, trainer), SamplingParams(max_new_tokens=230), trainer.team.agents)
     comparator = WrittenComparator("model", "m", trainer.collector, writer)
     with pytest.raises(TaskError, match=r"comparator, item 0, turn 0, agent 0: \d+ tokens, more than the 26"):
