@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -25,7 +26,6 @@ from mlrl.models import packing
 from mlrl.task import Task
 
 STEPS = 3
-packing._LEAST_ROWS = packing._LEAST_STEPS = 1  # responses here are short, and shall be drawn as long ones are
 MEASURED = ("time/", "memory", "throughput")
 ROWS = [
     {"prompt": p} for p in ("The sea is", "Tell me about the old town and the river.", "A city", "Why", "ships go", "x")
@@ -62,6 +62,8 @@ def set_zero(stage: int, offload: bool) -> None:
             del os.environ[name]
 
 
+# responses here are short and few, and shall be drawn as longer ones are
+@patch.multiple(packing, _LEAST_ROWS=1, _LEAST_STEPS=1)
 def train(spec: dict, layout: dict, out: Path) -> None:
     set_zero(layout.get("zero", 0), layout.get("offload", False))
     agents = layout.get("agents")

@@ -27,7 +27,8 @@ SMALL = f"--max_steps 1 --num_generations 2 --rollout_batch_size 2 {SHORT}"
 # one step a round: all pairs in one update, all rows in one policy step
 ONE_STEP = {
     "madpo": "--train_batch_size none",
-    "marlhf": "--num_generations 2 --rollout_batch_size 40 --reward_num_train_epochs 1 --reward_train_batch_size 40",
+    "marlhf": "--num_generations 2 --rollout_batch_size 40 --num_train_epochs 1 --reward_num_train_epochs 1 "
+    "--reward_train_batch_size 40",
 }
 
 
