@@ -1,9 +1,9 @@
-"""Attention over packed prefix trees and over preallocated key-value stores, as one attention function for any model.
+"""Attention as a plan that is handed to any model, and the plan over packed prefix trees.
 
 The model runs its linear layers over whatever token layout it is given; only attention needs to know which token sees
 which. Transformers hands keyword arguments of the forward through to the attention function, so a *plan* object in
-`attention_plan` decides: `TreeAttention` for packed prefix trees (training, scoring, prefill) and `DecodeAttention`
-for one new token a row (sampling). A model set to this function needs no key-value cache class and no mask.
+`attention_plan` decides: `TreeAttention` for packed prefix trees (training, scoring, prefill) and
+`mlrl.models.decode_attention` for one new token a row (sampling). A model set to this function needs no key-value cache class and no mask.
 """
 
 from __future__ import annotations
@@ -168,73 +168,3 @@ class TreeAttention:
         return _gather(torch.cat(outputs) if len(outputs) > 1 else outputs[0], self.restore).view(
             1, -1, heads, value.shape[-1]
         )
-
-
-class DecodeAttention:
-    """Key-value store of R rows for token-by-token decoding, allocated once.
-
-    Each layer holds (R, Hkv, capacity, D) keys and values: a row's prompt lies at the front, its new tokens from
-    `prompt_length` (the longest prompt's) on. Rows that finish leave by `keep`, which moves as few rows as possible.
-    """
-
-    eager = False
-
-    def __init__(self, prompt_lengths: torch.Tensor, capacity: int):
-        self.prompt_lengths = prompt_lengths  # (R,)
-        self.prompt_length = int(prompt_lengths.max())
-        self.capacity = capacity
-        self.rows = len(prompt_lengths)
-        self.length = self.prompt_length  # positions in use, the token being decoded excluded
-        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.mask: torch.Tensor | None = None
-
-    def prefill(self, key_index: torch.Tensor, captured: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copies prompts' keys and values in: key_index (R, prompt_length) are packed positions of a row's prompt."""
-        rows = key_index.shape[0]
-        for layer, (key, value) in enumerate(captured):
-            store = []
-            for states in (key, value):  # (T, Hkv, D)
-                buffer = states.new_empty(rows, states.shape[1], self.capacity, states.shape[2])
-                buffer[:, :, : self.prompt_length] = states[key_index].transpose(1, 2)
-                store.append(buffer)
-            self.layers.append((store[0], store[1]))
-            captured[layer] = None  # each layer's packed copy is dropped as soon as it is expanded
-        self._make_mask()
-
-    def _make_mask(self) -> None:
-        lengths = self.prompt_lengths[: self.rows]
-        if bool((lengths == self.prompt_length).all()):
-            self.mask = None
-            return
-        positions = torch.arange(self.capacity, device=lengths.device)[None]
-        seen = (positions < lengths[:, None]) | (positions >= self.prompt_length)
-        bias = torch.zeros(seen.shape, dtype=self.layers[0][0].dtype, device=lengths.device)
-        self.mask = bias.masked_fill_(~seen, float("-inf"))[:, None, None]  # (R, 1, 1, capacity), added to scores
-
-    def attend(self, layer: int, query, key, value, scaling: float, softcap: float | None) -> torch.Tensor:
-        """query (R, H, 1, D): stores the new key and value, and attends to all of the row so far."""
-        rows, heads, _, head_dim = query.shape
-        keys, values = (store[:rows] for store in self.layers[layer])
-        keys[:, :, self.length], values[:, :, self.length] = key[:, :, 0], value[:, :, 0]
-        stop = self.length + 1
-        # the query heads of one key-value head become its queries: no key is repeated
-        query = query.contiguous().view(rows, keys.shape[1], heads // keys.shape[1], head_dim)
-        mask = None if self.mask is None else self.mask[..., :stop]
-        out = scaled_dot_product(
-            query, keys[:, :, :stop], values[:, :, :stop], mask, False, scaling, softcap, self.eager
-        )
-        return out.reshape(rows, 1, heads, -1)
-
-    def advance(self) -> None:
-        """After a forward: the next token goes one place further."""
-        self.length += 1
-
-    def keep(self, target: torch.Tensor, source: torch.Tensor, rows: int) -> None:
-        """Moves rows `source` into places `target`, then drops all rows from `rows` on."""
-        if len(target):
-            for keys, values in self.layers:
-                keys[target, :, : self.length] = keys[source, :, : self.length]
-                values[target, :, : self.length] = values[source, :, : self.length]
-            self.prompt_lengths[target] = self.prompt_lengths[source]
-        self.rows = rows
-        self._make_mask()

@@ -12,18 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from mlrl.models.attention import DecodeAttention
+from mlrl.models.decode_attention import DecodeAttention
 from mlrl.models.language_model import LanguageModel
 from mlrl.models.lora import MixedRoute, RoutedForward
 from mlrl.models.packing import PackedLinear, give_back_memory, packing_pays
-from mlrl.models.projections import Projections, base_of
+from mlrl.models.projections import Projections, base_of, normed
 from mlrl.models.recompute import GatedForward
 
 Step = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
@@ -98,19 +97,11 @@ def _is_known(model: LanguageModel) -> bool:
     )
 
 
-def _normed(x: Tensor, norm: nn.Module) -> Tensor:
-    if x.dtype != torch.float32:  # where F.rms_norm rounds otherwise
-        return norm(x)
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
 @dataclass
 class _Layer:
     index: int
     attention: nn.Module
-    mlp: nn.Module
-    before_attention: nn.Module
-    before_mlp: nn.Module
+    act: Callable[[Tensor], Tensor]
     asks: Projections
     answers: Projections
     widens: Projections
@@ -123,44 +114,40 @@ class _LeanStep:
     def __init__(self, model: LanguageModel, route: MixedRoute | None, packed_rows: int):
         self.model, self.backbone = model, model.backbone
 
-        def projections(*linears: nn.Module) -> Projections:
-            return Projections(linears, route, packed_rows)
+        def projections(*linears: nn.Module, norm: nn.Module | None = None) -> Projections:
+            return Projections(linears, route, packed_rows, norm)
 
-        self.layers = [
-            _Layer(
-                index=layer.self_attn.layer_idx,
-                attention=layer.self_attn,
-                mlp=layer.mlp,
-                before_attention=layer.input_layernorm,
-                before_mlp=layer.post_attention_layernorm,
-                asks=projections(*(getattr(layer.self_attn, f"{name}_proj") for name in "qkv")),
-                answers=projections(layer.self_attn.o_proj),
-                widens=projections(layer.mlp.gate_proj, layer.mlp.up_proj),
-                narrows=projections(layer.mlp.down_proj),
+        def layer_of(layer: nn.Module) -> _Layer:
+            attention, mlp = layer.self_attn, layer.mlp
+            return _Layer(
+                index=attention.layer_idx,
+                attention=attention,
+                act=mlp.act_fn,
+                asks=projections(attention.q_proj, attention.k_proj, attention.v_proj, norm=layer.input_layernorm),
+                answers=projections(attention.o_proj),
+                widens=projections(mlp.gate_proj, mlp.up_proj, norm=layer.post_attention_layernorm),
+                narrows=projections(mlp.down_proj),
             )
-            for layer in self.backbone.layers
-        ]
+
+        self.layers = [layer_of(layer) for layer in self.backbone.layers]
 
     def __call__(self, ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
         store.eager = self.model.attn_implementation == "eager"
         x = self.backbone.embed_tokens(ids)
-        rows = len(ids)
         cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])  # (R, 1, head size): of all heads
         half = sin.shape[-1] // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # of a head whose halves have changed places
         for layer in self.layers:
             attention = layer.attention
-            size = attention.head_dim
-            q, k, v = (y.reshape(rows, -1, size) for y in layer.asks(_normed(x, layer.before_attention)))
+            heads = layer.asks.joined(x).unflatten(1, (-1, attention.head_dim))
+            num_queries, num_asking = layer.asks.spans[0][1] // attention.head_dim, layer.asks.spans[2][0] // attention.head_dim
+            both, v = heads[:, :num_asking], heads[:, num_asking:]
             if hasattr(attention, "q_norm"):
-                q, k = _normed(q, attention.q_norm), _normed(k, attention.k_norm)
-            heads = q.shape[1]
-            both = torch.cat([q, k], 1)
-            both = torch.addcmul(both * cos, both.roll(half, -1), sin)[:, :, None]
-            out = store.attend(layer.index, both[:, :heads], both[:, heads:], v[:, :, None], attention.scaling, None)
-            [out] = layer.answers(out.reshape(rows, -1))
-            x = out.add_(x)
-            gate, up = layer.widens(_normed(x, layer.before_mlp))
-            [out] = layer.narrows(layer.mlp.act_fn(gate).mul_(up))
-            x = out.add_(x)
-        return _normed(x, self.backbone.norm)
+                q, k = both[:, :num_queries], both[:, num_queries:]
+                both = torch.cat([normed(q, attention.q_norm), normed(k, attention.k_norm)], 1)
+            both = torch.addcmul(both * cos, both.roll(half, -1), sin)
+            out = store.attend(layer.index, both[:, :num_queries, None], both[:, num_queries:, None], v[:, :, None], attention.scaling, None)
+            x = layer.answers.joined(out.reshape(len(x), -1)).add_(x)
+            gate, up = layer.widens(x)
+            x = layer.narrows.joined(layer.act(gate).mul_(up)).add_(x)
+        return normed(x, self.backbone.norm)

@@ -13,7 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mlrl.errors import ConfigError
-from mlrl.models.attention import IMPLEMENTATION, AttentionPlan, DecodeAttention
+from mlrl.models.attention import IMPLEMENTATION, AttentionPlan
+from mlrl.models.decode_attention import DecodeAttention
 from mlrl.models.packing import PackedLinear
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.models.products import as_columns, by_columns, linear_of_columns
@@ -156,7 +157,7 @@ class LanguageModel:
         packed.attention.captured = []
         self.hidden_states(packed.input_ids, packed.position_ids, packed.attention)
         before = len(ids) - 1
-        store = DecodeAttention(torch.tensor([before], device=self.device), len(ids))
+        store = DecodeAttention(torch.tensor([0]), torch.tensor([before], device=self.device), steps=1)
         store.prefill(torch.tensor(packed.paths, device=self.device), packed.attention.captured)
         last, position = (torch.tensor([[number]], device=self.device) for number in (ids[-1], before))
         return self.logits(self.hidden_states(last, position, store)[0, -1])

@@ -82,5 +82,5 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """(…, in) → (…, out)."""
         rows = x.reshape(-1, x.shape[-1])
-        result = torch.ops.mkl._mkl_linear(rows, self.packed, self.shape, self.bias, len(rows))
+        result = torch.ops.mkl._mkl_linear.default(rows, self.packed, self.shape, self.bias, len(rows))
         return result.view(*x.shape[:-1], len(self.shape))

@@ -23,40 +23,67 @@ def base_of(linear: nn.Module) -> nn.Module:
     return linear.base_layer if isinstance(linear, LoraLinear) else linear
 
 
+def normed(x: Tensor, norm: nn.Module) -> Tensor:
+    """RMS norm of Llama and its kin, over the last dimension."""
+    if x.dtype != torch.float32:  # where F.rms_norm rounds otherwise
+        return norm(x)
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
 class Projections:
     """Linear layers (out, in) of one input, for as long as no weight changes.
 
     Args:
         packed_rows: the number of rows for which to pack the weights; 0: leave them where they are.
+        norm: RMS norm that the input has yet to go through.
     """
 
-    def __init__(self, linears: Sequence[nn.Module], route: MixedRoute | None, packed_rows: int = 0):
+    def __init__(
+        self,
+        linears: Sequence[nn.Module],
+        route: MixedRoute | None,
+        packed_rows: int = 0,
+        norm: nn.Module | None = None,
+    ):
         bases = [base_of(linear) for linear in linears]
-        self.route = route
+        self.route, self.norm = route, norm
         self.weights = [(base.weight, base.weight.t(), base.bias) for base in bases]
         found = [_adapters(linear, route, bases[0].weight.dtype) for linear in linears]
         self.ups = [(up, up.t()) if up is not None else None for _, up, _ in found]
         self.sizes = [up.shape[1] if up is not None else 0 for _, up, _ in found]
         self.ranks = tuple(ranks for down, _, ranks in found if down is not None)
         self.down = torch.cat([down for down, _, _ in found if down is not None]) if self.ranks else None
+        widths = [len(base.weight) for base in bases]
+        self.width = sum(widths)  # of all outputs side by side
+        self.spans = [(sum(widths[:i]), width) for i, width in enumerate(widths)]  # of each among them
         self.packed = self._pack(packed_rows) if packed_rows else None
 
     def _pack(self, rows: int) -> PackedLinear:
-        """All weights below each other, and the adapters' below them."""
+        """All weights below each other, and the adapters' below them, with the norm's weight as a factor."""
         weights, biases = [weight for weight, _, _ in self.weights], [bias for _, _, bias in self.weights]
-        self.widths = [len(weight) for weight in weights]
         if self.down is not None:
             weights, biases = [*weights, self.down], [*biases, None]
-            self.widths.append(len(self.down))
+            inner = [(self.width + sum(self.sizes[:i]), size) for i, size in enumerate(self.sizes)]
+            self.steps_up = [  # where each adapter's product comes from and goes to, and the weight in its fastest layout
+                (*inner[i], *self.spans[i], up[1].contiguous()) for i, up in enumerate(self.ups) if up is not None
+            ]
         bias = None
         if any(b is not None for b in biases):
             bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
-        return PackedLinear(torch.cat(weights) if len(weights) > 1 else weights[0], bias, rows)
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        if self.norm is not None:
+            size = weight.shape[1]
+            weight = weight * (self.norm.weight * size**0.5)
+            self.floor = weight.new_tensor((size * self.norm.variance_epsilon) ** 0.5)
+        return PackedLinear(weight, bias, rows)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         """(R, in) → (R, out) of each."""
         if self.packed is not None:
-            return self._by_packed(x)
+            result = self._by_packed(x)
+            return [result.narrow(1, start, width) for start, width in self.spans]
+        if self.norm is not None:
+            x = normed(x, self.norm)
         if by_columns(x):
             return self._by_columns(as_columns(x), len(x))
         inner = None
@@ -68,16 +95,23 @@ class Projections:
             outputs.append(result if up is None else result.addmm_(inner[number], up[1]))
         return outputs
 
-    def _by_packed(self, x: Tensor) -> Sequence[Tensor]:
-        outputs = self.packed(x).split(self.widths, 1)
-        if self.down is None:
-            return outputs
-        *outputs, inner = outputs
-        inner = inner.mul_(self.route.masks(self.ranks, x.dtype)).split(self.sizes, 1)
-        for number, (output, up) in enumerate(zip(outputs, self.ups, strict=True)):
-            if up is not None:
-                output.addmm_(inner[number], up[1])
-        return outputs
+    def joined(self, x: Tensor) -> Tensor:
+        """(R, in) → (R, sum of all out): the outputs side by side."""
+        if self.packed is not None:
+            return self._by_packed(x).narrow(1, 0, self.width)
+        outputs = self(x)
+        return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
+
+    def _by_packed(self, x: Tensor) -> Tensor:
+        """All outputs side by side, and behind them what is left of the adapters."""
+        if self.norm is not None:  # a row's length is all that is left of it: the other factors are in the weights
+            x = x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
+        result = self.packed(x)
+        if self.down is not None:
+            result.narrow(1, self.width, len(self.down)).mul_(self.route.masks(self.ranks, x.dtype))
+            for source, rank, target, width, up in self.steps_up:
+                result.narrow(1, target, width).addmm_(result.narrow(1, source, rank), up)
+        return result
 
     def _by_columns(self, columns: Tensor, rows: int) -> list[Tensor]:
         inner = None

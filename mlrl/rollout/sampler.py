@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from mlrl.errors import NonFiniteError
-from mlrl.models.attention import DecodeAttention
+from mlrl.models.decode_attention import DecodeAttention
 from mlrl.models.decoding import decode_step
 from mlrl.models.packing import give_back_memory
 from mlrl.models.prefix_tree import PrefixTree
@@ -139,9 +139,10 @@ class _Decode:
         lengths = torch.zeros(rows, dtype=torch.long)
         stopped = torch.zeros(rows, dtype=torch.bool)
         with self.base.mixed_adapters(self.adapters, self.adapter_of_row) as route:
-            cache, logits = self._prefill(route)
+            cache, logits, positions = self._prefill(route)
             forward = decode_step(self.base.language_model, route, rows, budget)
-            positions = cache.prompt_lengths.clone()
+            if route is not None:
+                route.set_owner(self.adapter_of_row)
             for step in range(budget):
                 chosen, chosen_logprobs = self._draw(logits, order, step)
                 host = chosen.cpu()
@@ -154,9 +155,10 @@ class _Decode:
                 if step + 1 == budget or bool(ended.all()):
                     break
                 if bool(ended.any()):
-                    order, chosen, positions = self._leave(cache, ended, order, chosen, positions)
-                if route is not None:
-                    route.set_owner(self.adapter_of_row[order.to(self.device)])
+                    kept = cache.keep(~ended)
+                    order, chosen, positions = (x[kept.to(x.device)] for x in (order, chosen, positions))
+                    if route is not None:
+                        route.set_owner(self.adapter_of_row[order.to(self.device)])
                 logits = forward(chosen, positions, cache)
                 cache.advance()
                 positions += 1
@@ -165,10 +167,10 @@ class _Decode:
             for r in range(rows)
         ]
 
-    def _prefill(self, route) -> tuple[DecodeAttention, torch.Tensor]:
+    def _prefill(self, route) -> tuple[DecodeAttention, torch.Tensor, torch.Tensor]:
         """Runs every distinct prompt once, and what several begin with once for all of them.
 
-        Returns the filled store and the logits (R, V) of each row's first token.
+        Returns the filled store, the logits (R, V) of each row's first token, and the position (R,) that it will have.
         """
         tree = PrefixTree()
         adapters = self.adapter_of_row.tolist()
@@ -182,25 +184,16 @@ class _Decode:
                 owner[path] = segment.weights
             route.set_owner(owner.to(self.device))
         hidden = self.base.language_model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
-        row = torch.tensor(segment_of_row, device=self.device)
-        lengths = torch.tensor([len(path) for path in packed.paths], device=self.device)[row]
+        lengths = torch.tensor([len(path) for path in packed.paths], device=self.device)
         longest = int(lengths.max())
-        cache = DecodeAttention(lengths, longest + self.params.max_new_tokens)
+        row = torch.tensor(segment_of_row)
+        cache = DecodeAttention(row, lengths, self.params.max_new_tokens)
         index = torch.tensor([path + path[-1:] * (longest - len(path)) for path in packed.paths], device=self.device)
-        cache.prefill(index[row], packed.attention.captured)
+        cache.prefill(index, packed.attention.captured)
         last = torch.tensor([path[-1] for path in packed.paths], device=self.device)
         logits = self.base.language_model.logits(hidden[last])
-        return cache, logits[row]
-
-    def _leave(self, cache: DecodeAttention, ended: torch.Tensor, order, chosen, positions):
-        """Fills the places of finished rows with the last unfinished ones, so that few rows move."""
-        remaining = int((~ended).sum())
-        holes = ended[:remaining].nonzero().flatten()
-        movers = (~ended[remaining:]).nonzero().flatten() + remaining
-        cache.keep(holes.to(self.device), movers.to(self.device), remaining)
-        for values in (order, chosen, positions):
-            values[holes.to(values.device)] = values[movers.to(values.device)]
-        return order[:remaining], chosen[:remaining], positions[:remaining]
+        row = row.to(self.device)
+        return cache, logits[row], lengths[row]
 
     def _draw(self, logits: torch.Tensor, order: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens (R,) and their log-probabilities, from logits (R, V) and this step's uniform number of each row."""

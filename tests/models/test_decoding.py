@@ -6,7 +6,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, MistralConfig, Qwen3Config, SmolLM3Config
 
 from mlrl.models import decoding, products, projections
-from mlrl.models.attention import DecodeAttention
+from mlrl.models.decode_attention import DecodeAttention
 from mlrl.models.base import Base
 from mlrl.models.decoding import decode_step
 from mlrl.models.packing import PackedLinear
@@ -62,14 +62,14 @@ def decode(base: Base, steps: int = 4, lean: bool = True) -> list[torch.Tensor]:
         model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)
         paths = [packed.paths[segment] for segment in segments]
         lengths = torch.tensor([len(path) for path in paths])
-        store = DecodeAttention(lengths, 6 + steps)
+        store = DecodeAttention(torch.arange(6), lengths, steps)
         store.prefill(torch.tensor([path + path[-1:] * (6 - len(path)) for path in paths]), packed.attention.captured)
         step = decode_step(model, route, 6, steps)
         order, seen = torch.arange(6), []
         for number in range(steps):
             if number == 2:
-                store.keep(torch.tensor([1]), torch.tensor([5]), 5)
-                order = torch.tensor([0, 5, 2, 3, 4])
+                order = store.keep(torch.arange(6) != 1)
+                assert order.tolist() == [0, 5, 2, 3, 4]
             if route is not None:
                 route.set_owner(owner[order])
             ids, positions = 30 + order + 7 * number, lengths[order] + number
@@ -167,8 +167,8 @@ def test_half_precision_is_as_near_as_the_model(kind):
 def test_what_computes_otherwise_is_found_out(dtype, monkeypatch):
     base = base_of("llama")
     base.model.to(dtype)
-    normed = decoding._normed
-    monkeypatch.setattr(decoding, "_normed", lambda x, norm: normed(x, norm) * 1.2)
+    normed = decoding.normed
+    monkeypatch.setattr(decoding, "normed", lambda x, norm: normed(x, norm) * 1.2)
     for ours, own in zip(decode(base), decode(base, lean=False), strict=True):
         assert torch.equal(ours, own)  # what the trial has stored is overwritten
     assert base.language_model.lean_decoding is False
