@@ -98,10 +98,8 @@ class DecodeAttention:
             self.layers.append((store[0], store[1]))
             captured[layer] = None  # each layer's packed copy is dropped as soon as it is expanded
 
-    def _bias(self, queries: int, dtype: torch.dtype, stop: int) -> torch.Tensor | None:
+    def _bias(self, queries: int, dtype: torch.dtype, stop: int) -> torch.Tensor:
         """What is added to scores, 0 or −inf, (N or 1, 1, M·queries, stop), for so many query heads a key head."""
-        if self._seen is None:
-            return None
         if (queries, dtype) not in self._biases:
             bias = torch.zeros(self._seen.shape, dtype=dtype, device=self.device)
             bias = bias.masked_fill_(~self._seen, float("-inf")).repeat_interleave(queries, 2)
@@ -110,31 +108,27 @@ class DecodeAttention:
 
     def attend(self, layer: int, query, key, value, scaling: float, softcap: float | None) -> torch.Tensor:
         """query (R, H, 1, D): stores the new key and value, and attends to all of the row so far; (R, 1, H, D)."""
-        heads, size = query.shape[1], query.shape[3]
+        query, key, value = (states.squeeze(2) for states in (query, key, value))
+        return self.attend_rows(layer, query, key, value, scaling, softcap)[:, None]
+
+    def attend_rows(self, layer: int, query, key, value, scaling: float, softcap: float | None = None) -> torch.Tensor:
+        """The same of query (R, H, D), key and value (R, Hkv, D); (R, H, D)."""
         if self._row_of_slot is not None:
             query, key, value = (states.index_select(0, self._row_of_slot) for states in (query, key, value))
-        groups, together = self.groups, self.together
         keys, values = self.layers[layer]
-        for store, states in ((keys, key), (values, value)):
-            by_head = states.view(groups, together, *states.shape[1:2], states.shape[3]).transpose(1, 2)
-            store.narrow(2, self.length, together).copy_(by_head)
+        groups, together, key_heads = self.groups, self.together, keys.shape[1]
+        heads, size = query.shape[1:]
+        fold = heads // key_heads
+        keys.narrow(2, self.length, together).copy_(key.view(groups, together, key_heads, size).transpose(1, 2))
+        values.narrow(2, self.length, together).copy_(value.view(groups, together, key_heads, -1).transpose(1, 2))
         stop = self.length + together
         # the query heads of one key head, of all rows of a group, become its queries: no key is repeated
-        key_heads = keys.shape[1]
-        fold = heads // key_heads
-        query = query.reshape(groups, together, key_heads, fold, size).transpose(1, 2)
+        query = query.view(groups, together, key_heads, fold, size).transpose(1, 2)
         query = query.reshape(groups, key_heads, together * fold, size)
-        out = scaled_dot_product(
-            query,
-            keys.narrow(2, 0, stop),
-            values.narrow(2, 0, stop),
-            self._bias(fold, query.dtype, stop),
-            False,
-            scaling,
-            softcap,
-            self.eager,
-        )
-        out = out.view(groups, key_heads, together, fold, -1).transpose(1, 2).reshape(groups * together, 1, heads, -1)
+        bias = self._bias(fold, query.dtype, stop) if self._seen is not None else None
+        seen = (keys.narrow(2, 0, stop), values.narrow(2, 0, stop))
+        out = scaled_dot_product(query, *seen, bias, False, scaling, softcap, self.eager)
+        out = out.view(groups, key_heads, together, fold, -1).transpose(1, 2).reshape(groups * together, heads, -1)
         return out if self._slot_of_row is None else out.index_select(0, self._slot_of_row)
 
     def advance(self) -> None:

@@ -100,12 +100,35 @@ def _is_known(model: LanguageModel) -> bool:
 @dataclass
 class _Layer:
     index: int
-    attention: nn.Module
-    act: Callable[[Tensor], Tensor]
     asks: Projections
     answers: Projections
     widens: Projections
     narrows: Projections
+    heads: tuple[int, int, int]  # of queries, keys and values
+    head_size: int
+    scaling: float
+    head_norms: tuple[nn.Module, nn.Module] | None  # of queries and keys
+    act: Callable[[Tensor], Tensor]
+
+
+def _layer_of(layer: nn.Module, route: MixedRoute | None, packed_rows: int) -> _Layer:
+    def projections(*linears: nn.Module, norm: nn.Module | None = None) -> Projections:
+        return Projections(linears, route, packed_rows, norm)
+
+    attention, mlp = layer.self_attn, layer.mlp
+    asking = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return _Layer(
+        index=attention.layer_idx,
+        asks=projections(*asking, norm=layer.input_layernorm),
+        answers=projections(attention.o_proj),
+        widens=projections(mlp.gate_proj, mlp.up_proj, norm=layer.post_attention_layernorm),
+        narrows=projections(mlp.down_proj),
+        heads=tuple(linear.out_features // attention.head_dim for linear in asking),
+        head_size=attention.head_dim,
+        scaling=attention.scaling,
+        head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,
+        act=mlp.act_fn.forward,
+    )
 
 
 class _LeanStep:
@@ -113,41 +136,25 @@ class _LeanStep:
 
     def __init__(self, model: LanguageModel, route: MixedRoute | None, packed_rows: int):
         self.model, self.backbone = model, model.backbone
-
-        def projections(*linears: nn.Module, norm: nn.Module | None = None) -> Projections:
-            return Projections(linears, route, packed_rows, norm)
-
-        def layer_of(layer: nn.Module) -> _Layer:
-            attention, mlp = layer.self_attn, layer.mlp
-            return _Layer(
-                index=attention.layer_idx,
-                attention=attention,
-                act=mlp.act_fn,
-                asks=projections(attention.q_proj, attention.k_proj, attention.v_proj, norm=layer.input_layernorm),
-                answers=projections(attention.o_proj),
-                widens=projections(mlp.gate_proj, mlp.up_proj, norm=layer.post_attention_layernorm),
-                narrows=projections(mlp.down_proj),
-            )
-
-        self.layers = [layer_of(layer) for layer in self.backbone.layers]
+        self.layers = [_layer_of(layer, route, packed_rows) for layer in self.backbone.layers]
 
     def __call__(self, ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
         store.eager = self.model.attn_implementation == "eager"
+        rows = len(ids)
         x = self.backbone.embed_tokens(ids)
         cos, sin = self.backbone.rotary_emb(x[:, None], positions[:, None])  # (R, 1, head size): of all heads
         half = sin.shape[-1] // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # of a head whose halves have changed places
         for layer in self.layers:
-            attention = layer.attention
-            heads = layer.asks.joined(x).unflatten(1, (-1, attention.head_dim))
-            num_queries, num_asking = layer.asks.spans[0][1] // attention.head_dim, layer.asks.spans[2][0] // attention.head_dim
-            both, v = heads[:, :num_asking], heads[:, num_asking:]
-            if hasattr(attention, "q_norm"):
-                q, k = both[:, :num_queries], both[:, num_queries:]
-                both = torch.cat([normed(q, attention.q_norm), normed(k, attention.k_norm)], 1)
+            queries, keys, values = layer.heads
+            heads = layer.asks.joined(x).view(rows, queries + keys + values, layer.head_size)
+            both, v = heads.split_with_sizes((queries + keys, values), 1)
+            if layer.head_norms is not None:
+                both = torch.cat([normed(*pair) for pair in zip(both.split((queries, keys), 1), layer.head_norms)], 1)
             both = torch.addcmul(both * cos, both.roll(half, -1), sin)
-            out = store.attend(layer.index, both[:, :num_queries, None], both[:, num_queries:, None], v[:, :, None], attention.scaling, None)
-            x = layer.answers.joined(out.reshape(len(x), -1)).add_(x)
+            q, k = both.split_with_sizes((queries, keys), 1)
+            out = store.attend_rows(layer.index, q, k, v, layer.scaling).view(rows, -1)
+            x = layer.answers.joined(out).add_(x)
             gate, up = layer.widens(x)
             x = layer.narrows.joined(layer.act(gate).mul_(up)).add_(x)
         return normed(x, self.backbone.norm)

@@ -53,9 +53,8 @@ class Projections:
         self.sizes = [up.shape[1] if up is not None else 0 for _, up, _ in found]
         self.ranks = tuple(ranks for down, _, ranks in found if down is not None)
         self.down = torch.cat([down for down, _, _ in found if down is not None]) if self.ranks else None
-        widths = [len(base.weight) for base in bases]
-        self.width = sum(widths)  # of all outputs side by side
-        self.spans = [(sum(widths[:i]), width) for i, width in enumerate(widths)]  # of each among them
+        self.widths = [len(base.weight) for base in bases]
+        self.width = sum(self.widths)  # of all outputs side by side
         self.packed = self._pack(packed_rows) if packed_rows else None
 
     def _pack(self, rows: int) -> PackedLinear:
@@ -63,10 +62,8 @@ class Projections:
         weights, biases = [weight for weight, _, _ in self.weights], [bias for _, _, bias in self.weights]
         if self.down is not None:
             weights, biases = [*weights, self.down], [*biases, None]
-            inner = [(self.width + sum(self.sizes[:i]), size) for i, size in enumerate(self.sizes)]
-            self.steps_up = [  # where each adapter's product comes from and goes to, and the weight in its fastest layout
-                (*inner[i], *self.spans[i], up[1].contiguous()) for i, up in enumerate(self.ups) if up is not None
-            ]
+            self.widths.append(len(self.down))
+            self.fast_ups = [up and up[1].contiguous() for up in self.ups]
         bias = None
         if any(b is not None for b in biases):
             bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
@@ -80,8 +77,7 @@ class Projections:
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         """(R, in) → (R, out) of each."""
         if self.packed is not None:
-            result = self._by_packed(x)
-            return [result.narrow(1, start, width) for start, width in self.spans]
+            return self._by_packed(x)[1]
         if self.norm is not None:
             x = normed(x, self.norm)
         if by_columns(x):
@@ -98,20 +94,23 @@ class Projections:
     def joined(self, x: Tensor) -> Tensor:
         """(R, in) → (R, sum of all out): the outputs side by side."""
         if self.packed is not None:
-            return self._by_packed(x).narrow(1, 0, self.width)
+            return self._by_packed(x)[0].narrow(1, 0, self.width)
         outputs = self(x)
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
-    def _by_packed(self, x: Tensor) -> Tensor:
-        """All outputs side by side, and behind them what is left of the adapters."""
+    def _by_packed(self, x: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """One tensor of all outputs and, behind them, what is left of the adapters; and each output as a part of it."""
         if self.norm is not None:  # a row's length is all that is left of it: the other factors are in the weights
             x = x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
         result = self.packed(x)
+        outputs = result.split_with_sizes(self.widths, 1)
         if self.down is not None:
-            result.narrow(1, self.width, len(self.down)).mul_(self.route.masks(self.ranks, x.dtype))
-            for source, rank, target, width, up in self.steps_up:
-                result.narrow(1, target, width).addmm_(result.narrow(1, source, rank), up)
-        return result
+            *outputs, inner = outputs
+            inner = inner.mul_(self.route.masks(self.ranks, x.dtype)).split_with_sizes(self.sizes, 1)
+            for number, up in enumerate(self.fast_ups):
+                if up is not None:
+                    outputs[number].addmm_(inner[number], up)
+        return result, outputs
 
     def _by_columns(self, columns: Tensor, rows: int) -> list[Tensor]:
         inner = None
