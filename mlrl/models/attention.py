@@ -2,8 +2,9 @@
 
 The model runs its linear layers over whatever token layout it is given; only attention needs to know which token sees
 which. Transformers hands keyword arguments of the forward through to the attention function, so a *plan* object in
-`attention_plan` decides: `TreeAttention` for packed prefix trees (training, scoring, prefill) and
-`mlrl.models.decode_attention` for one new token a row (sampling). A model set to this function needs no key-value cache class and no mask.
+`attention_plan` decides: `TreeAttention` for packed prefix trees (training, scoring, prefill), and that of
+`mlrl.models.decode_attention` for one new token a row (sampling). A model set to this function needs no key-value cache
+class and no mask.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
+
+from mlrl.models.prefix_cache import KnownStates
 
 IMPLEMENTATION = "mlrl"
 
@@ -74,8 +77,8 @@ class SegmentGroup:
     """n segments attended in one padded call.
 
     Attributes:
-        query_index: (n·Lq,) packed positions of the segments' tokens; key_index: (n·Lk,) of what they may see. Padding
-            points at position 0 and is masked, so that it neither contributes nor receives gradient.
+        query_index: (n·Lq,) packed positions of the segments' tokens; key_index: (n·Lk,) places of what they may see.
+            Padding points at position 0 and is masked, so that it neither contributes nor receives gradient.
         mask: (n, 1, Lq, Lk) True where a query sees a key; None if plain causal attention does.
         rows: (valid,) places of real tokens among the n·Lq, in the order of `tokens`; tokens: their packed positions.
     """
@@ -97,7 +100,7 @@ class SegmentGroup:
 
     @classmethod
     def build(cls, segments: Sequence[tuple[int, int, list[int]]], device) -> SegmentGroup:
-        """From (start, stop, keys) a segment: its packed range, and the packed positions of ancestors and itself."""
+        """From (start, stop, keys) a segment: its packed range, and the places of its ancestors' and its own keys."""
         n = len(segments)
         queries = max(stop - start for start, stop, _ in segments)
         keys = max(len(k) for _, _, k in segments)
@@ -133,8 +136,15 @@ class TreeAttention:
 
     eager = False
 
-    def __init__(self, groups: list[SegmentGroup], num_tokens: int, device, capture: bool = False):
-        self.groups = groups
+    def __init__(
+        self,
+        groups: list[SegmentGroup],
+        num_tokens: int,
+        device,
+        capture: bool = False,
+        known: KnownStates | None = None,
+    ):
+        self.groups, self.known = groups, known
         restore = torch.empty(num_tokens, dtype=torch.long, device=device)
         offset = 0
         for group in groups:
@@ -144,9 +154,12 @@ class TreeAttention:
         self.captured: list[tuple[torch.Tensor, torch.Tensor]] | None = [] if capture else None
 
     def attend(self, layer: int, query, key, value, scaling: float, softcap: float | None) -> torch.Tensor:
-        """One row of T packed tokens in, one row out; with `capture`, (T, Hkv, D) keys and values are kept a layer."""
+        """One row of T packed tokens in, one row out; with `capture`, (T, Hkv, D) keys and values are kept a layer,
+        with those in front that were known."""
         heads, head_dim = query.shape[1], query.shape[-1]
         query, key, value = (x.transpose(1, 2)[0] for x in (query, key, value))  # (T, H, D)
+        if self.known is not None:
+            key, value = self.known.before(layer, key, value)
         if self.captured is not None:
             self.captured.append((key, value))
         flat_q, flat_k, flat_v = query.flatten(1), key.flatten(1), value.flatten(1)

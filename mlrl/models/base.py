@@ -180,13 +180,15 @@ class Base:
             self.router.check(adapter)
 
     @contextmanager
-    def mixed_adapters(self, adapters: list[str], owner: torch.Tensor) -> Iterator[MixedRoute | None]:
-        """Route of a sampling batch; None where there is nothing to choose."""
+    def mixed_adapters(
+        self, adapters: list[str], owner: torch.Tensor, route: MixedRoute | None = None
+    ) -> Iterator[MixedRoute | None]:
+        """Route of a sampling batch, `route` again if given; None where there is nothing to choose."""
         if self.router is None:
             yield None
         else:
-            with self.router.use_mixed(adapters, owner) as route:
-                yield route
+            with self.router.use_mixed(adapters, owner, route) as used:
+                yield used
 
 
 @dataclass(frozen=True)

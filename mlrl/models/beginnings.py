@@ -30,7 +30,7 @@ def common_beginnings(
             if len(run[0]) > start:
                 pieces[run[0]].append(run[0][start:])
             continue
-        stop = _common_length(run[0], run[-1])
+        stop = common_length(run[0], run[-1])
         if stop - start >= least:
             for sequence in run:
                 pieces[sequence].append(sequence[start:stop])
@@ -42,7 +42,8 @@ def common_beginnings(
     return pieces
 
 
-def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return place

@@ -98,6 +98,11 @@ class DecodeAttention:
             self.layers.append((store[0], store[1]))
             captured[layer] = None  # each layer's packed copy is dropped as soon as it is expanded
 
+    @property
+    def nbytes(self) -> int:
+        """Of all keys and values."""
+        return sum(states.nbytes for layer in self.layers for states in layer)
+
     def _bias(self, queries: int, dtype: torch.dtype, stop: int) -> torch.Tensor:
         """What is added to scores, 0 or −inf, (N or 1, 1, M·queries, stop), for so many query heads a key head."""
         if (queries, dtype) not in self._biases:

@@ -25,32 +25,40 @@ from mlrl.models.packing import PackedLinear, give_back_memory, packing_pays
 from mlrl.models.projections import Projections, base_of, normed
 from mlrl.models.recompute import GatedForward
 
-Step = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
-"""(token ids (R,), positions (R,), store) → logits (R, V) in float32."""
+States = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
+"""(token ids (R,), positions (R,), store) → final hidden states (R, D)."""
 
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 _OUR_FORWARDS = (RoutedForward, GatedForward)
 
 
-def decode_step(model: LanguageModel, route: MixedRoute | None, rows: int, steps: int) -> Step:
-    """What runs a token a row, for as long as no weight changes. Call it inside the route, without gradients.
+class DecodeStep:
+    """What runs a token a row, for as long as no weight changes. Make and call it inside the route, without gradients.
 
     Where packing pays, the layers are packed that are spelled out here, and the head in any case.
 
     Args:
         rows, steps: at most so many of each are to come, by which it prepares itself.
     """
-    weights = model.head.weight
-    packed_rows = rows if packing_pays(weights, _size(model), rows, steps) else 0
-    if packed_rows:
-        give_back_memory()
-    head = PackedLinear(weights, model.head.bias, rows) if packed_rows else None
-    states = _states(model, route, packed_rows)
 
-    def step(ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
-        return model.logits(states(ids, positions, store), head)
+    def __init__(self, model: LanguageModel, route: MixedRoute | None, rows: int, steps: int):
+        self.model = model
+        self.packed = self._pays(rows, steps)
+        if self.packed:
+            give_back_memory()
+        self._head = PackedLinear(model.head.weight, model.head.bias) if self.packed else None
+        self._states = _states(model, route, self.packed)
 
-    return step
+    def _pays(self, rows: int, steps: int) -> bool:
+        return packing_pays(self.model.head.weight, _size(self.model), rows, steps)
+
+    def serves(self, rows: int, steps: int) -> bool:
+        """Whether it is what one would make for so many rows and steps, or better."""
+        return self.packed or not self._pays(rows, steps)
+
+    def __call__(self, ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
+        """(token ids (R,), positions (R,), store) → logits (R, V) in float32."""
+        return self.model.logits(self._states(ids, positions, store), self._head)
 
 
 def _size(model: LanguageModel) -> int:
@@ -60,15 +68,15 @@ def _size(model: LanguageModel) -> int:
     return sum(w.nbytes for w in [*linears, model.head.weight])
 
 
-def _states(model: LanguageModel, route: MixedRoute | None, packed_rows: int) -> Step:
-    """The part below the head: … → final hidden states (R, D)."""
+def _states(model: LanguageModel, route: MixedRoute | None, packed: bool) -> States:
+    """The part below the head."""
 
     def own(ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
         return model.hidden_states(ids[:, None], positions[:, None], store)[:, 0]
 
     if model.lean_decoding is False or not _is_known(model):
         return own
-    lean = _LeanStep(model, route, packed_rows)
+    lean = _LeanStep(model, route, packed)
 
     def tried(ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
         if model.lean_decoding is None:
@@ -111,9 +119,9 @@ class _Layer:
     act: Callable[[Tensor], Tensor]
 
 
-def _layer_of(layer: nn.Module, route: MixedRoute | None, packed_rows: int) -> _Layer:
+def _layer_of(layer: nn.Module, route: MixedRoute | None, packed: bool) -> _Layer:
     def projections(*linears: nn.Module, norm: nn.Module | None = None) -> Projections:
-        return Projections(linears, route, packed_rows, norm)
+        return Projections(linears, route, packed, norm)
 
     attention, mlp = layer.self_attn, layer.mlp
     asking = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -134,9 +142,9 @@ def _layer_of(layer: nn.Module, route: MixedRoute | None, packed_rows: int) -> _
 class _LeanStep:
     """A step of a plain decoder."""
 
-    def __init__(self, model: LanguageModel, route: MixedRoute | None, packed_rows: int):
+    def __init__(self, model: LanguageModel, route: MixedRoute | None, packed: bool):
         self.model, self.backbone = model, model.backbone
-        self.layers = [_layer_of(layer, route, packed_rows) for layer in self.backbone.layers]
+        self.layers = [_layer_of(layer, route, packed) for layer in self.backbone.layers]
 
     def __call__(self, ids: Tensor, positions: Tensor, store: DecodeAttention) -> Tensor:
         store.eager = self.model.attn_implementation == "eager"
@@ -150,7 +158,8 @@ class _LeanStep:
             heads = layer.asks.joined(x).view(rows, queries + keys + values, layer.head_size)
             both, v = heads.split_with_sizes((queries + keys, values), 1)
             if layer.head_norms is not None:
-                both = torch.cat([normed(*pair) for pair in zip(both.split((queries, keys), 1), layer.head_norms)], 1)
+                q, k = both.split_with_sizes((queries, keys), 1)
+                both = torch.cat([normed(q, layer.head_norms[0]), normed(k, layer.head_norms[1])], 1)
             both = torch.addcmul(both * cos, both.roll(half, -1), sin)
             q, k = both.split_with_sizes((queries, keys), 1)
             out = store.attend_rows(layer.index, q, k, v, layer.scaling).view(rows, -1)

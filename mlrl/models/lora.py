@@ -106,9 +106,16 @@ class AdapterRouter:
             yield
 
     @contextmanager
-    def use_mixed(self, adapters: list[str], owner: torch.Tensor) -> Iterator[MixedRoute]:
-        """Each token through `adapters[owner[token]]`; sampling only (no gradient)."""
-        route = MixedRoute(adapters, owner)
+    def use_mixed(
+        self, adapters: list[str], owner: torch.Tensor, route: MixedRoute | None = None
+    ) -> Iterator[MixedRoute]:
+        """Each token through `adapters[owner[token]]`; sampling only (no gradient).
+
+        A `route` of before serves again, if it was one of these adapters and no weight has changed since.
+        """
+        if route is None:
+            route = MixedRoute(adapters, owner)
+        route.set_owner(owner)
         with self._set(route):
             yield route
 

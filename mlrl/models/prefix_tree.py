@@ -9,13 +9,14 @@ running every sequence on its own, in value and in gradient.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from mlrl.models.attention import SegmentGroup, TreeAttention
-from mlrl.models.beginnings import common_beginnings
+from mlrl.models.beginnings import LEAST_TOKENS, common_beginnings
+from mlrl.models.prefix_cache import Known, KnownStates, PrefixCache
 
 
 @dataclass
@@ -23,6 +24,9 @@ class Segment:
     """A stretch of tokens that follows `parent` (None at the start of a sequence).
 
     Segments of different `weights` are run through different ones, so they have no beginning in common.
+
+    Attributes:
+        known: where its keys and values are in a cache, so that it is not run.
     """
 
     token_ids: list[int]
@@ -31,6 +35,7 @@ class Segment:
     scored: bool
     weights: Hashable = None
     has_children: bool = False
+    known: Known | None = None
 
 
 @dataclass
@@ -42,8 +47,9 @@ class PackedTree:
         attention: which tokens attend to which, passed through the model to the attention function.
         predecessors: (S,) packed position whose hidden state predicts each scored token, segment after segment in
             the order of their numbers. targets: (S,) those tokens. lengths: tokens a scored segment.
-        paths: for each segment of the tree the packed positions of all tokens from the start of its sequence to its
-            end; without the last token of a scored segment that ends a branch, which is not run.
+        paths: for each segment of the tree the places, among all keys, of all tokens from the start of its sequence to
+            its end; without the last token of a scored segment that ends a branch, which is not run. They are packed
+            positions, behind `num_known` places of tokens that a cache knows.
     """
 
     input_ids: torch.Tensor
@@ -53,6 +59,7 @@ class PackedTree:
     targets: torch.Tensor
     lengths: list[int]
     paths: list[list[int]]
+    num_known: int = 0
 
 
 @dataclass
@@ -115,9 +122,13 @@ class PrefixTree:
             parent = known
         return cost
 
-    def pack(self, device: torch.device | str = "cpu") -> PackedTree:
-        """Lays the tree out for one forward; scored segments keep the order of their numbers."""
-        segments, last_pieces = _cut_beginnings(self.segments)
+    def pack(self, device: torch.device | str = "cpu", cache: PrefixCache | None = None) -> PackedTree:
+        """Lays the tree out for one forward; scored segments keep the order of their numbers.
+
+        What the `cache` knows of how a sequence begins is left out, but for the last token of a first segment, whose
+        hidden state may be asked for.
+        """
+        segments, last_pieces = _cut_beginnings(self.segments, cache)
         starts, stops, offsets = _layout(segments)
         input_ids = [t for s in segments for t in s.token_ids[: _run_length(s)]]
         position_ids = [p for s, o in zip(segments, offsets, strict=True) for p in range(o, o + _run_length(s))]
@@ -130,19 +141,22 @@ class PrefixTree:
                 ]
                 targets += segment.token_ids
                 lengths.append(len(segment.token_ids))
-        paths = _paths(segments, starts, stops)
+        known = KnownStates(cache, device) if any(s.known for s in segments) else None
+        paths = _paths(segments, starts, stops, known)
+        groups = _groups(segments, paths, starts, stops, device)
         return PackedTree(
             input_ids=torch.tensor([input_ids], device=device),
             position_ids=torch.tensor([position_ids], device=device),
-            attention=TreeAttention(_groups(segments, paths, starts, stops, device), len(input_ids), device),
+            attention=TreeAttention(groups, len(input_ids), device, known=known),
             predecessors=torch.tensor(predecessors, dtype=torch.long, device=device),
             targets=torch.tensor(targets, dtype=torch.long, device=device),
             lengths=lengths,
             paths=[paths[piece] for piece in last_pieces],
+            num_known=0 if known is None else known.length,
         )
 
 
-def _cut_beginnings(segments: list[Segment]) -> tuple[list[Segment], list[int]]:
+def _cut_beginnings(segments: list[Segment], cache: PrefixCache | None) -> tuple[list[Segment], list[int]]:
     """The same sequences in a tree in which siblings that begin alike share that beginning as their parent.
 
     Scored segments stay whole, and in order. Returns the new segments, and the last one of each old segment.
@@ -159,13 +173,14 @@ def _cut_beginnings(segments: list[Segment]) -> tuple[list[Segment], list[int]]:
         whole = tuple(segment.token_ids)
         own = [whole] if segment.scored else cuts[segment.parent, segment.weights][whole] or [whole]
         parent = None if segment.parent is None else last_pieces[segment.parent]
-        for token_ids in own:
-            identity = (parent, segment.weights, token_ids)
+        found = None if cache is None or parent is not None or segment.scored else _known_of(segment, cache)
+        for token_ids, part in _cut_known(own, found):
+            identity = (parent, segment.weights, token_ids, part is None)
             if not segment.scored and identity in known:
                 parent = known[identity]
                 continue
             depth = 0 if parent is None else pieces[parent].depth + 1
-            pieces.append(replace(segment, token_ids=list(token_ids), parent=parent, depth=depth))
+            pieces.append(replace(segment, token_ids=list(token_ids), parent=parent, depth=depth, known=part))
             parent = len(pieces) - 1
             if not segment.scored:  # a scored one that ends a branch is not run to its end
                 known[identity] = parent
@@ -173,8 +188,32 @@ def _cut_beginnings(segments: list[Segment]) -> tuple[list[Segment], list[int]]:
     return pieces, last_pieces
 
 
+def _known_of(segment: Segment, cache: PrefixCache) -> Known | None:
+    """What of a first segment need not be run; too little of it is not worth a piece of its own."""
+    found = cache.find(segment.weights, tuple(segment.token_ids))
+    if found is None:
+        return None
+    positions = found.positions[: len(segment.token_ids) - 1]
+    return replace(found, positions=positions) if len(positions) >= LEAST_TOKENS else None
+
+
+def _cut_known(pieces: list[tuple[int, ...]], found: Known | None) -> Iterator[tuple[tuple[int, ...], Known | None]]:
+    """The pieces of a sequence, cut where its known beginning ends; each with where it is known."""
+    start, end = 0, 0 if found is None else len(found.positions)
+    for piece in pieces:
+        inside = min(max(end - start, 0), len(piece))
+        if inside:
+            yield piece[:inside], replace(found, positions=found.positions[start : start + inside])
+        if inside < len(piece):
+            yield piece[inside:], None
+        start += len(piece)
+
+
 def _run_length(segment: Segment) -> int:
-    """Tokens of a segment that are run: nothing is predicted from the last token of a response that ends a branch."""
+    """Tokens of a segment that are run: none that are known, and nothing is predicted from the last token of a response
+    that ends a branch."""
+    if segment.known is not None:
+        return 0
     return len(segment.token_ids) - (1 if segment.scored and not segment.has_children else 0)
 
 
@@ -199,11 +238,14 @@ def _last_position_before(segments: list[Segment], stops: list[int], starts: lis
     return stops[parent] - 1
 
 
-def _paths(segments: list[Segment], starts: list[int], stops: list[int]) -> list[list[int]]:
-    """Packed positions of each segment's ancestors and of itself."""
+def _paths(segments: list[Segment], starts: list[int], stops: list[int], known: KnownStates | None) -> list[list[int]]:
+    """Places of the keys of each segment's ancestors and of itself; the known ones are given theirs."""
+    places = [known.take(s.known.block, s.known.positions) if s.known is not None else None for s in segments]
+    num_known = 0 if known is None else known.length
     paths: list[list[int]] = []
-    for segment, start, stop in zip(segments, starts, stops, strict=True):
-        paths.append(([] if segment.parent is None else paths[segment.parent]) + list(range(start, stop)))
+    for segment, start, stop, own in zip(segments, starts, stops, places, strict=True):
+        own = range(num_known + start, num_known + stop) if own is None else own
+        paths.append([*([] if segment.parent is None else paths[segment.parent]), *own])
     return paths
 
 

@@ -34,7 +34,7 @@ class Projections:
     """Linear layers (out, in) of one input, for as long as no weight changes.
 
     Args:
-        packed_rows: the number of rows for which to pack the weights; 0: leave them where they are.
+        packed: whether to pack the weights; else they stay where they are.
         norm: RMS norm that the input has yet to go through.
     """
 
@@ -42,7 +42,7 @@ class Projections:
         self,
         linears: Sequence[nn.Module],
         route: MixedRoute | None,
-        packed_rows: int = 0,
+        packed: bool = False,
         norm: nn.Module | None = None,
     ):
         bases = [base_of(linear) for linear in linears]
@@ -55,9 +55,9 @@ class Projections:
         self.down = torch.cat([down for down, _, _ in found if down is not None]) if self.ranks else None
         self.widths = [len(base.weight) for base in bases]
         self.width = sum(self.widths)  # of all outputs side by side
-        self.packed = self._pack(packed_rows) if packed_rows else None
+        self.packed = self._pack() if packed else None
 
-    def _pack(self, rows: int) -> PackedLinear:
+    def _pack(self) -> PackedLinear:
         """All weights below each other, and the adapters' below them, with the norm's weight as a factor."""
         weights, biases = [weight for weight, _, _ in self.weights], [bias for _, _, bias in self.weights]
         if self.down is not None:
@@ -72,7 +72,7 @@ class Projections:
             size = weight.shape[1]
             weight = weight * (self.norm.weight * size**0.5)
             self.floor = weight.new_tensor((size * self.norm.variance_epsilon) ** 0.5)
-        return PackedLinear(weight, bias, rows)
+        return PackedLinear(weight, bias)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         """(R, in) → (R, out) of each."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -99,9 +100,11 @@ class Collector:
                 for agent, content in enumerate(contents)
             ]
             trees.append(RolloutTree(item, ordinal, Node((), prompts)))
-        self._grow([(tree, tree.root) for tree in trees], growth)
-        if growth.greedy_baseline:
-            self._add_greedy_returns(trees, growth)
+        several = len(growth.generations) > 1 or growth.greedy_baseline
+        with self.sampler.steady_weights() if several else nullcontext():
+            self._grow([(tree, tree.root) for tree in trees], growth)
+            if growth.greedy_baseline:
+                self._add_greedy_returns(trees, growth)
         return trees
 
     def _grow(self, frontier: list[tuple[RolloutTree, Node]], growth: Growth) -> None:

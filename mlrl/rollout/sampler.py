@@ -8,7 +8,8 @@ from the sequence's own stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +20,9 @@ import torch.nn.functional as F
 
 from mlrl.errors import NonFiniteError
 from mlrl.models.decode_attention import DecodeAttention
-from mlrl.models.decoding import decode_step
 from mlrl.models.packing import give_back_memory
 from mlrl.models.prefix_tree import PrefixTree
+from mlrl.rollout.carried import Carried
 from mlrl.rollout.streams import StreamKey, uniforms
 from mlrl.rollout.tree import Response
 
@@ -65,12 +66,23 @@ class Sampler:
 
     def __init__(self, team: Team, max_rows: int = 256, min_new_tokens: int = 0):
         self.team, self.max_rows, self.min_new_tokens = team, max_rows, min_new_tokens
+        self._carried: dict[int, Carried] | None = None
 
     def open(self, folder: Path) -> None:
         """Hears of the run's folder for files of samplers; needs none."""
 
     def close(self) -> None:
         """The run is over; there is nothing to end."""
+
+    @contextmanager
+    def steady_weights(self) -> Iterator[None]:
+        """Inside no weight changes, and each call takes up what the one before it has laid out and read."""
+        self._carried = {}
+        try:
+            yield
+        finally:
+            self._carried = None
+            give_back_memory()
 
     @torch.no_grad()
     def sample(
@@ -83,14 +95,21 @@ class Sampler:
         results: list[list[Response | None]] = [[None] * len(r.keys) for r in requests]
         for base in self.team.bases:
             mine = [i for i, r in enumerate(requests) if self.team.agents[r.agent].base is base]
+            carried = Carried(base)
+            if self._carried is not None:
+                carried = self._carried.setdefault(id(base), Carried(base, lasting=True))
             with base.whole():
                 for chunk in self._chunks(mine, requests):
-                    decoded = _Decode(self, base, [(requests[i], ks) for i, ks in chunk], params).run(on_tokens)
+                    work = [(requests[i], ks) for i, ks in chunk]
+                    decoded = _Decode(self, base, work, params, carried).run(on_tokens)
                     places = [(i, k) for i, ks in chunk for k in ks]
                     for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
                         agent = self.team.agents[requests[i].agent]
                         results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
-        give_back_memory()  # packed weights above all, before an update asks for pieces of other sizes
+            carried.end_call()
+        del carried
+        if self._carried is None:
+            give_back_memory()  # packed weights above all, before an update asks for pieces of other sizes
         return results  # type: ignore[return-value]
 
     def _chunks(self, mine: list[int], requests: Sequence[Request]) -> list[list[tuple[int, list[int]]]]:
@@ -111,8 +130,16 @@ class Sampler:
 class _Decode:
     """One batch of rows from prompt to last token."""
 
-    def __init__(self, sampler: Sampler, base: Base, work: list[tuple[Request, list[int]]], params: SamplingParams):
-        self.base, self.params, self.device = base, params, base.language_model.device
+    def __init__(
+        self,
+        sampler: Sampler,
+        base: Base,
+        work: list[tuple[Request, list[int]]],
+        params: SamplingParams,
+        carried: Carried,
+    ):
+        self.base, self.params, self.carried = base, params, carried
+        self.device = base.language_model.device
         self.min_new_tokens = sampler.min_new_tokens
         agents = [sampler.team.agents[request.agent] for request, ks in work for _ in ks]
         self.prompts = [request.prompt for request, _ in work]
@@ -138,9 +165,10 @@ class _Decode:
         logprobs = torch.zeros(rows, budget)
         lengths = torch.zeros(rows, dtype=torch.long)
         stopped = torch.zeros(rows, dtype=torch.bool)
-        with self.base.mixed_adapters(self.adapters, self.adapter_of_row) as route:
+        earlier = self.carried.route(self.adapters)
+        with self.base.mixed_adapters(self.adapters, self.adapter_of_row, earlier) as route:
             cache, logits, positions = self._prefill(route)
-            forward = decode_step(self.base.language_model, route, rows, budget)
+            forward = self.carried.step(self.adapters, route, rows, budget)
             if route is not None:
                 route.set_owner(self.adapter_of_row)
             for step in range(budget):
@@ -173,15 +201,16 @@ class _Decode:
         Returns the filled store, the logits (R, V) of each row's first token, and the position (R,) that it will have.
         """
         tree = PrefixTree()
-        adapters = self.adapter_of_row.tolist()
         # the same words under two adapters are two prompts
+        adapters = [self.adapters[own] if own >= 0 else None for own in self.adapter_of_row.tolist()]
         segment_of_row = [tree.add(self.prompts[p], weights=adapters[row]) for row, p in enumerate(self.prompt_of_row)]
-        packed = tree.pack(self.device)
+        packed = tree.pack(self.device, self.carried.prompts)
         packed.attention.captured = []
+        run_paths = [[place - packed.num_known for place in path if place >= packed.num_known] for path in packed.paths]
         if route is not None:
             owner = torch.empty(packed.input_ids.shape[1], dtype=torch.long)
-            for segment, path in zip(tree.segments, packed.paths, strict=True):
-                owner[path] = segment.weights
+            for segment, path in zip(tree.segments, run_paths, strict=True):
+                owner[path] = self._number(segment.weights)
             route.set_owner(owner.to(self.device))
         hidden = self.base.language_model.hidden_states(packed.input_ids, packed.position_ids, packed.attention)[0]
         lengths = torch.tensor([len(path) for path in packed.paths], device=self.device)
@@ -189,8 +218,11 @@ class _Decode:
         row = torch.tensor(segment_of_row)
         cache = DecodeAttention(row, lengths, self.params.max_new_tokens)
         index = torch.tensor([path + path[-1:] * (longest - len(path)) for path in packed.paths], device=self.device)
+        captured = list(packed.attention.captured)
         cache.prefill(index, packed.attention.captured)
-        last = torch.tensor([path[-1] for path in packed.paths], device=self.device)
+        prompts = [(s.weights, s.token_ids, path) for s, path in zip(tree.segments, packed.paths, strict=True)]
+        self.carried.read(captured, prompts, cache)
+        last = torch.tensor([path[-1] for path in run_paths], device=self.device)
         logits = self.base.language_model.logits(hidden[last])
         row = row.to(self.device)
         return cache, logits[row], lengths[row]

@@ -22,6 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,6 +135,10 @@ class VLLMSampler:
         with span("weights to servers"):
             versions = {agent: self._current(self.team.agents[agent]) for agent in sorted({r.agent for r in requests})}
         return self._sample(requests, params, versions, servers, threading.Event(), on_tokens)
+
+    def steady_weights(self) -> AbstractContextManager[None]:
+        """Inside no weight changes. A server finds out by itself which prompts begin alike."""
+        return nullcontext()
 
     def frozen(self) -> FrozenSampler:
         """Has the servers take the present weights, and gives what samples these from now on, in any thread.
@@ -300,6 +305,10 @@ class FrozenSampler:
     def __init__(self, sampler: VLLMSampler, versions: dict[int, Version], servers: Sequence[Sequence[VLLMClient]]):
         self._sampler, self._versions, self._servers = sampler, versions, servers
         self.stop = threading.Event()
+
+    def steady_weights(self) -> AbstractContextManager[None]:
+        """As `VLLMSampler.steady_weights`."""
+        return nullcontext()
 
     def sample(
         self, requests: Sequence[Request], params: SamplingParams, on_tokens: Callable[[int], None] | None = None

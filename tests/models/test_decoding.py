@@ -6,9 +6,9 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, MistralConfig, Qwen3Config, SmolLM3Config
 
 from mlrl.models import decoding, products, projections
-from mlrl.models.decode_attention import DecodeAttention
 from mlrl.models.base import Base
-from mlrl.models.decoding import decode_step
+from mlrl.models.decode_attention import DecodeAttention
+from mlrl.models.decoding import DecodeStep
 from mlrl.models.packing import PackedLinear
 from mlrl.models.prefix_tree import PrefixTree
 from tests.models.test_packing import needs_mkl
@@ -64,7 +64,7 @@ def decode(base: Base, steps: int = 4, lean: bool = True) -> list[torch.Tensor]:
         lengths = torch.tensor([len(path) for path in paths])
         store = DecodeAttention(torch.arange(6), lengths, steps)
         store.prefill(torch.tensor([path + path[-1:] * (6 - len(path)) for path in paths]), packed.attention.captured)
-        step = decode_step(model, route, 6, steps)
+        step = DecodeStep(model, route, 6, steps)
         order, seen = torch.arange(6), []
         for number in range(steps):
             if number == 2:
@@ -82,13 +82,13 @@ def decode(base: Base, steps: int = 4, lean: bool = True) -> list[torch.Tensor]:
 
 
 def count_packed(monkeypatch) -> list[int]:
-    """Takes note of every packing, by its number of rows."""
+    """Takes note of every packing, by the width of what is packed."""
     made = []
 
     class Counted(PackedLinear):
-        def __init__(self, weight, bias, rows):
-            super().__init__(weight, bias, rows)
-            made.append(rows)
+        def __init__(self, weight, bias):
+            super().__init__(weight, bias)
+            made.append(len(weight))
 
     monkeypatch.setattr(decoding, "PackedLinear", Counted)
     monkeypatch.setattr(projections, "PackedLinear", Counted)
@@ -147,7 +147,7 @@ def test_other_models_have_their_head_packed(kind, monkeypatch):
     freed, made = [], count_packed(monkeypatch)
     monkeypatch.setattr(decoding, "give_back_memory", lambda: freed.append(True))
     agree(base_of(kind))
-    assert made == [6, 6] and len(freed) == 2  # two decodings of six rows
+    assert len(made) == len(freed) == 2  # the head alone, for each of two decodings
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])

@@ -19,7 +19,7 @@ needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="Py
 def test_any_number_of_rows(rows, bias):
     x, weight = torch.randn(300, 160), torch.randn(97, 160)
     b = torch.randn(97) if bias else None
-    packed = PackedLinear(weight, b, rows)
+    packed = PackedLinear(weight, b)
     for count in (0, 1, 2, 5, 17, 64, 65, 300):
         torch.testing.assert_close(packed(x[:count]), F.linear(x[:count], weight, b), rtol=1e-5, atol=1e-4)
 
@@ -27,7 +27,7 @@ def test_any_number_of_rows(rows, bias):
 @needs_mkl
 def test_operands_of_any_layout():
     x, weight = torch.randn(160, 24), torch.randn(160, 97)
-    packed = PackedLinear(weight.t(), None, 24)
+    packed = PackedLinear(weight.t(), None)
     expected = F.linear(x.t().contiguous(), weight.t().contiguous())
     torch.testing.assert_close(packed(x.t()), expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(packed(x.t()[::3]), expected[::3], rtol=1e-5, atol=1e-4)
@@ -37,7 +37,7 @@ def test_operands_of_any_layout():
 @needs_mkl
 def test_the_weight_itself_is_left_alone():
     weight = torch.randn(8, 16)
-    packed = PackedLinear(weight, None, 4)
+    packed = PackedLinear(weight, None)
     x = torch.randn(4, 16)
     before = packed(x)
     weight.zero_()
@@ -69,7 +69,7 @@ def test_the_size_is_that_of_the_weights_multiplied_with(monkeypatch):
     asked = []
     monkeypatch.setattr(decoding, "packing_pays", lambda weight, size, rows, steps: asked.append((size, rows, steps)))
     model = team("llama").language_model
-    decoding.decode_step(model, None, 5, 7)
+    decoding.DecodeStep(model, None, 5, 7)
     linears = {n: p for n, p in model.model.named_parameters() if "norm" not in n and "lora" not in n}
     tied = "lm_head.weight" not in linears
     count = sum(p.numel() for n, p in linears.items() if tied or "embed_tokens" not in n)

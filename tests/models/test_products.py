@@ -21,8 +21,10 @@ def test_columns_give_the_linear_layer(rows, bias):
     torch.testing.assert_close(columns[:, :rows].t(), F.linear(x, weight, b))
 
 
-@pytest.mark.parametrize(("columns", "packed_rows"), [(False, 0), (True, 0), pytest.param(False, 50, marks=needs_mkl)])
-def test_projections_do_not_depend_on_the_number_of_rows(columns, packed_rows, monkeypatch):
+@pytest.mark.parametrize(
+    ("columns", "packed"), [(False, False), (True, False), pytest.param(False, True, marks=needs_mkl)]
+)
+def test_projections_do_not_depend_on_the_number_of_rows(columns, packed, monkeypatch):
     monkeypatch.setattr(products, "columns_pay", lambda: columns)
     base = team("qwen2")  # with biases in attention
     attention = base.language_model.backbone.layers[0].self_attn
@@ -32,7 +34,7 @@ def test_projections_do_not_depend_on_the_number_of_rows(columns, packed_rows, m
     assert by_columns(x[:50]) == columns and not by_columns(x)
     with torch.no_grad(), base.router.use_mixed(["agent_0", "agent_1"], owner) as route:
         whole = [linear(x) for linear in linears]
-        projections = Projections(linears, route, packed_rows)
+        projections = Projections(linears, route, packed)
         for size in (5, 16, 23, 50, 400):  # row-major, as they are, and padded
             for start in range(0, 400, size):
                 rows = slice(start, start + size)

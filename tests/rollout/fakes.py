@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from mlrl.agents import Agent, Team
 from mlrl.parallel.mesh import Mesh
@@ -39,6 +40,9 @@ class ScriptedSampler:
     def __init__(self, team: Team, script: Callable[..., str], greedy: Callable[..., str] | None = None):
         self.team, self.script, self.greedy, self.calls = team, script, greedy, []
 
+    def steady_weights(self):
+        return nullcontext()
+
     def sample(self, requests: list[Request], params: SamplingParams, on_tokens=None) -> list[list[Response]]:
         self.calls.append((list(requests), params))
         script = self.greedy if params.temperature == 0 else self.script
@@ -66,6 +70,9 @@ class HashedSampler:
 
     def __init__(self, team: Team):
         self.team, self.calls = team, []
+
+    def steady_weights(self):
+        return nullcontext()
 
     def sample(self, requests: list[Request], params: SamplingParams, on_tokens=None) -> list[list[Response]]:
         self.calls.append(list(requests))

@@ -6,8 +6,9 @@ import torch
 
 from mlrl.agents import Agent, Source, Team
 from mlrl.models.base import Base, Policy
+from mlrl.models.decoding import DecodeStep
 from mlrl.parallel.mesh import Mesh
-from mlrl.rollout import sampler
+from mlrl.rollout import carried, sampler
 from mlrl.rollout.sampler import Request, Sampler, SamplingParams, inverse_cdf, truncate
 from mlrl.rollout.streams import derive_seed, uniforms
 from tests.models.test_lora import separate
@@ -54,18 +55,19 @@ def looped(model, prompt, key, params: SamplingParams):
 def test_decoding_is_told_how_much_is_to_come(monkeypatch):
     """By which it packs weights or not; what that takes is given back once all is drawn."""
     told, events = [], []
-    decode_step, give_back = sampler.decode_step, sampler.give_back_memory
+    give_back = sampler.give_back_memory
 
-    def told_step(model, route, rows, steps):
-        told.append((rows, steps))
-        events.append("decoding")
-        return decode_step(model, route, rows, steps)
+    class ToldStep(DecodeStep):
+        def __init__(self, model, route, rows, steps):
+            told.append((rows, steps))
+            events.append("decoding")
+            super().__init__(model, route, rows, steps)
 
     def gave_back():
         events.append("given back")
         give_back()
 
-    monkeypatch.setattr(sampler, "decode_step", told_step)
+    monkeypatch.setattr(carried, "DecodeStep", ToldStep)
     monkeypatch.setattr(sampler, "give_back_memory", gave_back)
     Sampler(as_team(two_adapters("llama"), ["agent_0", "agent_1"]), max_rows=20).sample(
         requests(), SamplingParams(max_new_tokens=17)
