@@ -31,19 +31,22 @@ def lora_linear(
 ) -> Tensor:
     """(T, in) → (T, out) through a plain layer and the adapter A (r, in), B (out, r), all of one dtype.
 
-    With a recipe of x, what x is made of is kept in place of x.
+    With a recipe of x, what x is made of is kept in place of x, and gets its gradient from here: x is made again once.
     """
-    make, parts = (recipe.make, [part.detach() for part in recipe.inputs]) if recipe is not None else (None, [])
-    return _LoraLinear.apply(x, linear.weight, linear.bias, down, up, scaling, make, *parts)
+    weights = (linear.weight, linear.bias, down, up)
+    if recipe is None:
+        return _LoraLinear.apply(x, *weights, scaling, None)
+    return _LoraLinear.apply(x.detach(), *weights, scaling, recipe.remake, *recipe.inputs)
 
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, down, up, scaling, make, *parts):
+    def forward(ctx, x, weight, bias, down, up, scaling, remake, *parts):
         inner = F.linear(x, down)
-        trains_down, trains_up = ctx.needs_input_grad[3:5]
-        ctx.scaling, ctx.make = scaling, make
-        kept = (parts if make is not None else (x,)) if trains_down else ()
+        trains_down, trains_up, _, _, *needs_parts = ctx.needs_input_grad[3:]
+        ctx.scaling, ctx.remake = scaling, remake
+        kept = parts or (x,)
+        kept = kept if trains_down or any(needs_parts) else ()
         ctx.save_for_backward(weight, down, up, inner if trains_up else None, *kept)
         return F.linear(x, weight, bias).addmm_(inner, up.t(), alpha=scaling)
 
@@ -51,15 +54,21 @@ class _LoraLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, upstream):
         weight, down, up, inner, *kept = ctx.saved_tensors
-        needs_x, _, _, trains_down, trains_up = ctx.needs_input_grad[:5]
+        needs_x, _, _, trains_down, trains_up, _, _, *needs_parts = ctx.needs_input_grad
         x_upstream = down_upstream = up_upstream = None
-        if needs_x or trains_down:
-            inner_upstream = (upstream @ up).mul_(ctx.scaling)
-        if needs_x:
-            x_upstream = (upstream @ weight).addmm_(inner_upstream, down)
-        if trains_down:
-            x = ctx.make(*kept).view(len(upstream), -1) if ctx.make is not None else kept[0]
-            down_upstream = inner_upstream.t() @ x
+        parts_upstream = [None] * len(needs_parts)
+        remade = ctx.remake(*kept) if kept and ctx.remake is not None else None
         if trains_up:
             up_upstream = (upstream.t() @ inner).mul_(ctx.scaling)
-        return x_upstream, None, None, down_upstream, up_upstream, *[None] * (len(ctx.needs_input_grad) - 5)
+        if needs_x or trains_down or any(needs_parts):
+            inner_upstream = (upstream @ up).mul_(ctx.scaling)
+        if trains_down:
+            x = kept[0] if remade is None else remade.value().view(len(upstream), -1)
+            down_upstream = inner_upstream.t() @ x
+            del x
+        if needs_x or any(needs_parts):
+            x_upstream = (upstream @ weight).addmm_(inner_upstream, down)
+        if any(needs_parts):
+            parts_upstream = remade.gradients(x_upstream.view_as(kept[0]), overwrite=True)
+            x_upstream = None
+        return x_upstream, None, None, down_upstream, up_upstream, None, None, *parts_upstream
