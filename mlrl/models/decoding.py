@@ -25,12 +25,13 @@ from mlrl.models.lora import MixedRoute, RoutedForward
 from mlrl.models.packing import PackedLinear, give_back_memory, packing_pays
 from mlrl.models.projections import Projections, base_of
 from mlrl.models.recompute import GatedForward
+from mlrl.models.rms_norm import NormForward
 
 Step = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
 """(token ids (R,), positions (R,), store) → logits (R, V) in float32."""
 
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-_OUR_FORWARDS = (RoutedForward, GatedForward)
+_OUR_FORWARDS = (RoutedForward, GatedForward, NormForward)
 
 
 def decode_step(model: LanguageModel, route: MixedRoute | None, rows: int, steps: int) -> Step:
