@@ -24,12 +24,13 @@ from mlrl.models.lora import MixedRoute, RoutedForward
 from mlrl.models.packing import PackedLinear, give_back_memory, packing_pays
 from mlrl.models.projections import Projections, base_of, normed
 from mlrl.models.recompute import GatedForward
+from mlrl.models.rms_norm import NormForward
 
 States = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
 """(token ids (R,), positions (R,), store) → final hidden states (R, D)."""
 
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-_OUR_FORWARDS = (RoutedForward, GatedForward)
+_OUR_FORWARDS = (RoutedForward, GatedForward, NormForward)
 
 
 class DecodeStep:

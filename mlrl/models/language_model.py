@@ -19,6 +19,7 @@ from mlrl.models.packing import PackedLinear
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from mlrl.models.recompute import remake_activations
+from mlrl.models.rms_norm import shorten_norms
 
 
 class LanguageModel:
@@ -50,6 +51,7 @@ class LanguageModel:
             model.set_attn_implementation("sdpa")
         self._original_implementation = model.config._attn_implementation
         remake_activations(model)
+        shorten_norms(model)
         model.eval()  # the same mode for sampling and scoring: no dropout of the base model anywhere
         reference = self._own_logits()
         self._compare(self._planned_logits, reference, "when its prefixes are shared")

@@ -19,7 +19,8 @@ from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 
 from mlrl.errors import ConfigError
-from mlrl.models.recompute import linear_of_recipe, recipe_of
+from mlrl.models.lora_linear import is_plain, lora_linear
+from mlrl.models.recompute import Recipe, linear_of_recipe, recipe_of
 
 _PEFT = object()  # no route: PEFT's own forward
 
@@ -143,14 +144,24 @@ class RoutedForward:
         flat = x.reshape(-1, x.shape[-1])
         if isinstance(route, MixedRoute):
             return self._mixed(flat, route).view(*x.shape[:-1], -1)
-        result = layer.base_layer(flat)
-        if route is not None and route in layer.lora_A:
-            down, up = layer.lora_A[route].weight.to(x.dtype), layer.lora_B[route].weight.to(x.dtype)
-            dropped, recipe = layer.lora_dropout[route](flat), recipe_of(x)
-            known = recipe is not None and dropped is flat and torch.is_grad_enabled()
-            inner = linear_of_recipe(flat, down, recipe) if known else F.linear(dropped, down)
-            result = result.addmm_(inner, up.t(), alpha=layer.scaling[route])
+        if route is None or route not in layer.lora_A:
+            result = layer.base_layer(flat)
+        else:
+            result = self._adapted(flat, route, recipe_of(x))
         return result.view(*x.shape[:-1], result.shape[-1])
+
+    def _adapted(self, x: torch.Tensor, adapter: str, recipe: Recipe | None) -> torch.Tensor:
+        """(tokens, in) → (tokens, out), all tokens through one adapter."""
+        layer, base = self.layer, self.layer.base_layer
+        down, up = layer.lora_A[adapter].weight.to(x.dtype), layer.lora_B[adapter].weight.to(x.dtype)
+        dropped = layer.lora_dropout[adapter](x)
+        whole = dropped is x and torch.is_grad_enabled()  # no part of x was dropped
+        if whole and is_plain(base):
+            return lora_linear(x, base, down, up, layer.scaling[adapter], recipe)
+        result = base(x)
+        known = whole and recipe is not None
+        inner = linear_of_recipe(x, down, recipe) if known else F.linear(dropped, down)
+        return result.addmm_(inner, up.t(), alpha=layer.scaling[adapter])
 
     def _mixed(self, x: torch.Tensor, route: MixedRoute) -> torch.Tensor:
         """(tokens, in) → (tokens, out), each token through its own adapter."""

@@ -8,22 +8,35 @@ and to the same last bit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 
+class Remade(Protocol):
+    """A tensor that is made again in one backward pass, without gradients of these gradients."""
+
+    def value(self) -> Tensor: ...
+
+    def gradients(self, upstream: Tensor, overwrite: bool = False) -> tuple[Tensor, ...]:
+        """Of what it is made of, asked for once and last; `overwrite`: `upstream` may be written over."""
+        ...
+
+
 class Recipe:
-    """How a tensor is made again, `make(*inputs)`. What it made carries it as its attribute `recipe`.
+    """How a tensor is made again, `remake(*inputs)`. What it made carries it as its attribute `recipe`.
 
     It lives as long as that tensor: autograd keeps the inputs by itself, where hooks see them, until they were used.
     """
 
-    def __init__(self, make: Callable[..., Tensor], made: Tensor, *inputs: Tensor):
-        self.make, self.inputs, self.version = make, inputs, made._version
+    def __init__(self, remake: Callable[..., Remade], made: Tensor, *inputs: Tensor):
+        self.remake, self.inputs, self.version = remake, inputs, made._version
 
 
 def recipe_of(tensor: Tensor) -> Recipe | None:
@@ -34,13 +47,13 @@ def recipe_of(tensor: Tensor) -> Recipe | None:
 
 def linear_of_recipe(x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
     """x·Wᵀ, (tokens, in) → (tokens, out), which keeps what x is made of in place of x."""
-    return _LinearOfRecipe.apply(x, weight, recipe.make, *(given.detach() for given in recipe.inputs))
+    return _LinearOfRecipe.apply(x, weight, recipe.remake, *(given.detach() for given in recipe.inputs))
 
 
 class _LinearOfRecipe(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, make, *inputs):
-        ctx.make = make
+    def forward(ctx, x, weight, remake, *inputs):
+        ctx.remake = remake
         ctx.save_for_backward(weight, *inputs)
         return F.linear(x, weight)
 
@@ -51,7 +64,7 @@ class _LinearOfRecipe(torch.autograd.Function):
         x_upstream = upstream @ weight if ctx.needs_input_grad[0] else None
         weight_upstream = None
         if ctx.needs_input_grad[1]:
-            x = ctx.make(*inputs)
+            x = ctx.remake(*inputs).value()
             weight_upstream = upstream.t() @ x.reshape(-1, x.shape[-1])
         return x_upstream, weight_upstream, *[None] * (1 + len(inputs))
 
@@ -68,12 +81,35 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream):
-        gate, up = ctx.saved_tensors
+        return *RemadeGated(ctx.act, *ctx.saved_tensors).gradients(upstream), None
+
+
+class RemadeGated:
+    """act(gate)·up of tensors (…, I), of any activation without weights, which runs once for all that is asked."""
+
+    def __init__(self, act: nn.Module, gate: Tensor, up: Tensor):
+        self.closed, self.up = gate.dtype == up.dtype and _is_silu(act), up
+        self.gate = gate.detach().requires_grad_(not self.closed)
         with torch.enable_grad():
-            gate = gate.detach().requires_grad_()
-            acted = ctx.act(gate)
-        (gate_upstream,) = torch.autograd.grad(acted, gate, upstream * up)
-        return gate_upstream, upstream * acted.detach(), None
+            self.acted = act(self.gate)
+
+    def value(self) -> Tensor:
+        return self.acted.detach() * self.up
+
+    def gradients(self, upstream: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor]:
+        acted = self.acted.detach()
+        up_upstream = torch.mul(acted, upstream, out=acted if self.closed else None)
+        acted_upstream = torch.mul(upstream, self.up, out=upstream if overwrite else None)
+        if not self.closed:
+            return torch.autograd.grad(self.acted, self.gate, acted_upstream)[0], up_upstream
+        silu_backward = torch.ops.aten.silu_backward.grad_input  # autograd's own, here in the memory of its input
+        return silu_backward(acted_upstream, self.gate, grad_input=acted_upstream), up_upstream
+
+
+def _is_silu(act: nn.Module) -> bool:
+    """Whether its derivative is known here: x·sigmoid(x), and nobody looks into it as it runs."""
+    plain = type(act) in (nn.SiLU, SiLUActivation) and "forward" not in vars(act)
+    return plain and not (act._forward_pre_hooks or act._forward_hooks)
 
 
 def remake_activations(model: nn.Module) -> None:
@@ -105,5 +141,5 @@ class GatedForward:
         if not (torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad)):
             return mlp.down_proj(act(gate) * up)
         product = _Gated.apply(gate, up, act)
-        product.recipe = Recipe(lambda gate, up: act(gate) * up, product, gate, up)
+        product.recipe = Recipe(partial(RemadeGated, act), product, gate, up)
         return mlp.down_proj(product)

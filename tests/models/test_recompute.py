@@ -7,14 +7,16 @@ import pytest
 import torch
 from peft import LoraConfig
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config
+from transformers.activations import LinearActivation, SiLUActivation
 from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from mlrl.models import language_model
 from mlrl.models.base import Base, Policy
 from mlrl.models.prefix_tree import PrefixTree
-from mlrl.models.recompute import GatedForward, remake_activations
+from mlrl.models.recompute import GatedForward, RemadeGated, remake_activations
 from mlrl.preference.dropout import adapter_dropout
 from tests.tiny import tiny_model
 
@@ -118,9 +120,11 @@ def test_a_second_backward_pass_gives_the_same_again():
         loss = made.logprobs(tree, 1.0)[0].logprobs_L.sum()
         first = torch.autograd.grad(loss, made.parameters(), retain_graph=True)
         partly = torch.autograd.grad(loss, made.parameters()[:3], retain_graph=True)
+        last = torch.autograd.grad(loss, made.parameters()[-2:], retain_graph=True)  # of `down` alone
         again = torch.autograd.grad(loss, made.parameters())
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(first, partly, strict=False))
+    assert all(torch.equal(one, other) for one, other in zip(first[-2:], last, strict=True))
 
 
 def test_what_changes_after_the_forward_pass_is_an_error_not_a_wrong_gradient():
@@ -146,6 +150,72 @@ def test_a_product_that_somebody_changed_is_kept_as_it_is(monkeypatch):
             layer.mlp.down_proj.register_forward_pre_hook(lambda module, args: (args[0].mul_(1.5),))
         results.append(backward(made)[0])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_a_product_that_is_used_elsewhere_too_has_both_gradients(monkeypatch):
+    results = []
+    for plain in (None, monkeypatch):
+        made = policy("llama", "lora", plain)
+        products = []
+        for layer in made.base.language_model.backbone.layers:
+            layer.mlp.down_proj.register_forward_hook(lambda module, args, out, kept=products: kept.append(args[0]))
+        tree = PrefixTree()
+        tree.add([40, 41, 42], tree.add(range(20, 32)), scored=True)
+        with made.use():
+            loss = made.logprobs(tree, 1.0)[0].logprobs_L.sum()
+            results.append(torch.autograd.grad(loss + sum(p.square().sum() for p in products), made.parameters()))
+        assert len(products) == 2
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls of the operators of one name."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name, self.count = name, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket is getattr(torch.ops.aten, self.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_the_backward_pass_runs_an_activation_once_more(tuning):
+    made = policy("llama", tuning)
+    with Calls("silu") as calls:
+        backward(made)
+    assert calls.count == 2 * len(made.base.language_model.backbone.layers)
+
+
+class Doubled(nn.SiLU):
+    """Derived from a known activation, and another one."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked_silu() -> nn.Module:
+    act = nn.SiLU()
+    act.register_forward_hook(lambda module, args, out: out * 3)
+    return act
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("make", [nn.SiLU, SiLUActivation, nn.GELU, LinearActivation, Doubled, hooked_silu])
+def test_gradients_of_a_remade_product_are_those_of_autograd(make, overwrite, dtype):
+    generator = torch.Generator().manual_seed(0)
+    gate, up, upstream = (torch.randn(5, 8, generator=generator, dtype=torch.float64).to(dtype) for _ in range(3))
+    gate, up, act, given = gate.requires_grad_(), up.requires_grad_(), make(), upstream.clone()
+    product = act(gate) * up
+    expected = torch.autograd.grad(product, (gate, up), upstream)
+    with torch.no_grad():
+        remade = RemadeGated(act, gate, up)
+        assert torch.equal(remade.value(), product)
+        assert all(map(torch.equal, remade.gradients(given, overwrite), expected))
+    assert overwrite or torch.equal(given, upstream)
 
 
 class ClampedMLP(LlamaMLP):
