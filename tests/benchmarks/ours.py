@@ -99,6 +99,7 @@ def main() -> None:
                 completions_steps=0,
                 output_dir=folder,
                 dtype="float32",
+                save_steps=0,  # as the peers, which write no checkpoints
             ),
         )
         trainer.sampler.min_new_tokens = args.tokens
