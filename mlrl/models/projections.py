@@ -67,10 +67,10 @@ class Projections:
         bias = None
         if any(b is not None for b in biases):
             bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        weight = torch.cat(weights) if len(weights) > 1 or self.norm is not None else weights[0]
         if self.norm is not None:
             size = weight.shape[1]
-            weight = weight * (self.norm.weight * size**0.5)
+            weight *= self.norm.weight * size**0.5  # a copy by now
             self.floor = weight.new_tensor((size * self.norm.variance_epsilon) ** 0.5)
         return PackedLinear(weight, bias)
 
