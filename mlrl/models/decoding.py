@@ -21,7 +21,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from mlrl.models.decode_attention import DecodeAttention
 from mlrl.models.language_model import LanguageModel
 from mlrl.models.lora import MixedRoute, RoutedForward
-from mlrl.models.packing import PackedLinear, give_back_memory, packing_pays
+from mlrl.models.machine_memory import give_back_memory
+from mlrl.models.packing import PackedLinear, packing_pays
 from mlrl.models.projections import Projections, base_of, normed
 from mlrl.models.recompute import GatedForward
 from mlrl.models.rms_norm import NormForward

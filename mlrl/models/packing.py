@@ -5,24 +5,24 @@ costs more than the product: on cores with AVX-512 the layers of a 135M model ta
 is laid out before (6 rows: 40 and 23, 64 rows: 79 and 58). MKL gives that layout away, and PyTorch has it as an
 operator, as its compiler uses it. Results differ from those of `F.linear` by rounding at most.
 
-The price is a copy of the weights while tokens are sampled, which `give_back_memory` keeps from adding to what updates
+The price is a copy of the weights while tokens are sampled, which `machine_memory` keeps from adding to what updates
 leave behind. Whether to pay it goes by the machine, the model and what is asked for, never by a clock or by the memory
 that is free just now: a seed stands for one run.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
 
 import torch
 from torch import Tensor
 
+from mlrl.models.machine_memory import memory_limit
+
 _LEAST_ROWS = 3  # fewer are read at the speed of memory anyway
 _LEAST_STEPS = 16  # packing costs as much as some ten steps gain
 _ROWS = 64  # that the layout is made for; on one of 32 to 256, products of 3 to 256 rows are as fast as on their own
-_SHARE_OF_MEMORY = 1 / 16  # of the machine, that a copy may take: other processes there have copies too
+_SHARE_OF_MEMORY = 1 / 16  # of what this machine or container has: other processes there have copies too
 
 
 def packing_pays(weight: Tensor, size: int, rows: int, steps: int) -> bool:
@@ -33,7 +33,7 @@ def packing_pays(weight: Tensor, size: int, rows: int, steps: int) -> bool:
         and rows >= _LEAST_ROWS
         and steps >= _LEAST_STEPS
         and can_pack()
-        and size <= _SHARE_OF_MEMORY * _memory()
+        and size <= _SHARE_OF_MEMORY * memory_limit()
     )
 
 
@@ -42,30 +42,6 @@ def can_pack() -> bool:
     """Whether PyTorch has MKL's packed products here, and the processor is of the kind on which they were measured."""
     built = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
     return built and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-@functools.cache
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def give_back_memory() -> None:
-    """Returns freed memory of the C allocator to the system.
-
-    What an update frees is in pieces between which packed weights do not fit, and the other way round: kept, the peak
-    of a process is nearly the sum of both.
-    """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim():
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # not glibc
-        return None
 
 
 class PackedLinear:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from mlrl.errors import NonFiniteError
 from mlrl.models.decode_attention import DecodeAttention
-from mlrl.models.packing import give_back_memory
+from mlrl.models.machine_memory import give_back_memory
 from mlrl.models.prefix_tree import PrefixTree
 from mlrl.rollout.carried import Carried
 from mlrl.rollout.streams import StreamKey, uniforms
