@@ -95,22 +95,25 @@ class Sampler:
         results: list[list[Response | None]] = [[None] * len(r.keys) for r in requests]
         for base in self.team.bases:
             mine = [i for i, r in enumerate(requests) if self.team.agents[r.agent].base is base]
-            carried = Carried(base)
-            if self._carried is not None:
-                carried = self._carried.setdefault(id(base), Carried(base, lasting=True))
             with base.whole():
-                for chunk in self._chunks(mine, requests):
-                    work = [(requests[i], ks) for i, ks in chunk]
-                    decoded = _Decode(self, base, work, params, carried).run(on_tokens)
-                    places = [(i, k) for i, ks in chunk for k in ks]
-                    for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
-                        agent = self.team.agents[requests[i].agent]
-                        results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
-            carried.end_call()
-        del carried
+                self._draw_from(base, mine, requests, params, on_tokens, results)
         if self._carried is None:
             give_back_memory()  # packed weights above all, before an update asks for pieces of other sizes
         return results  # type: ignore[return-value]
+
+    def _draw_from(self, base: Base, mine: list[int], requests, params: SamplingParams, on_tokens, results) -> None:
+        """Fills in the responses to the requests `mine`, whose agents are on this base."""
+        carried = Carried(base)
+        if self._carried is not None:
+            carried = self._carried.setdefault(id(base), Carried(base, lasting=True))
+        for chunk in self._chunks(mine, requests):
+            work = [(requests[i], ks) for i, ks in chunk]
+            decoded = _Decode(self, base, work, params, carried).run(on_tokens)
+            places = [(i, k) for i, ks in chunk for k in ks]
+            for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
+                agent = self.team.agents[requests[i].agent]
+                results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
+        carried.end_call()
 
     def _chunks(self, mine: list[int], requests: Sequence[Request]) -> list[list[tuple[int, list[int]]]]:
         """Requests in batches of at most `max_rows` responses, one that is too large split over several."""

@@ -225,3 +225,11 @@ def test_streams_are_named_not_ordered():
     ]
     assert len({uniforms(key, 1)[0] for key in keys}) == len(keys)
     assert 0 <= derive_seed(1, 2) < 2**63 and derive_seed(1, 2) != derive_seed(2, 1)
+
+
+def test_a_process_without_agents_samples_nothing():
+    """As one whose agents live elsewhere."""
+    draw = Sampler(Team([], [], False, None, Mesh.alone(0)))
+    assert draw.sample([], SamplingParams()) == []
+    with draw.steady_weights():
+        assert draw.sample([], SamplingParams()) == []

@@ -173,7 +173,7 @@ def test_rounds_are_on_disk_and_replayed(tiny_llama, tmp_path, comparator):
     assert all(row["agent_0/grad_norm"] > 0 < row["agent_1/grad_norm"] for row in rows if "agent_0/grad_norm" in row)
 
 
-@pytest.mark.parametrize(("rate", "advice"), [(1e-7, "a higher"), (3e-3, None), (0.03, "a lower")])
+@pytest.mark.parametrize(("rate", "advice"), [(1e-7, "a higher"), (3e-3, None), (1.0, "a lower")])
 def test_a_reward_model_that_knows_nothing_is_told_of(tiny_llama, tmp_path, capsys, rate, advice):
     settings = {"reward_learning_rate": rate, "reward_train_batch_size": 1, "reward_num_train_epochs": 8}
     make(MARLHFTrainer, MARLHFConfig, tiny_llama, tmp_path, **settings).train()
