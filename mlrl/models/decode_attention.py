@@ -6,8 +6,6 @@ keep it K times, so they are attended together: M rows make a group, whose promp
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from mlrl.models.attention import scaled_dot_product
@@ -15,16 +13,18 @@ from mlrl.models.attention import scaled_dot_product
 _MOST_TOGETHER = 8
 
 
-def rows_together(rows: int, prompt_length: int, steps: int) -> int:
-    """How many of the `rows` of a prompt to attend together, for `steps` tokens to come.
+def rows_together(rows: torch.Tensor, prompt_length: int, steps: int) -> int:
+    """How many rows of a prompt to attend together, M, for prompts with so many `rows` each and `steps` tokens to come.
 
-    Together they read the prompt once, but each is compared with the new tokens of all. With some four query heads a
-    key, reading a key costs as much as sixteen comparisons, and (prompt / M + steps / 2) · (16 + 4M) is the cost of a
-    row: lowest at M = 2·√(2·prompt / steps).
+    A group reads its prompt once, but compares each of its rows with the new tokens of all. With some four query heads
+    a key, reading a key costs as much as sixteen comparisons: (prompt + M · steps / 2) · (16 + 4M) a group.
     """
-    best = round(2 * math.sqrt(2 * prompt_length / max(steps, 1)))
-    groups = math.ceil(rows / min(max(best, 1), _MOST_TOGETHER))
-    return math.ceil(rows / groups)
+
+    def cost(together: int) -> float:
+        groups = int((-(-rows // together)).sum())
+        return groups * (prompt_length + together * steps / 2) * (16 + 4 * together)
+
+    return min(range(1, _MOST_TOGETHER + 1), key=cost)
 
 
 class DecodeAttention:
@@ -49,8 +49,7 @@ class DecodeAttention:
         self.device = prompt_lengths.device
         self.prompt_length = int(prompt_lengths.max())
         counts = torch.bincount(prompt_of_row.cpu(), minlength=len(prompt_lengths))
-        most = int(counts.max())
-        self.together = together or rows_together(most, self.prompt_length, steps)
+        self.together = together or rows_together(counts, self.prompt_length, steps)
         groups = -(-counts // self.together)  # of each prompt
         first_slot = (groups.cumsum(0) - groups) * self.together
         self._slots = torch.empty(len(prompt_of_row), dtype=torch.long)  # of each row
@@ -96,7 +95,7 @@ class DecodeAttention:
                 buffer[:, :, : self.prompt_length] = states[index].transpose(1, 2)
                 store.append(buffer)
             self.layers.append((store[0], store[1]))
-            captured[layer] = None  # each layer's packed copy is dropped as soon as it is expanded
+            captured[layer] = None  # a layer's packed copy goes as soon as it is expanded, unless others hold it
 
     @property
     def nbytes(self) -> int:

@@ -17,7 +17,7 @@ from mlrl.models.prefix_cache import Layers, PrefixCache
 
 @dataclass
 class Carried:
-    """Of one base. It is good for one call alone, too.
+    """Of one base. Enter it for each call; it is good for one call alone, too.
 
     Attributes:
         lasting: whether another call may follow.
@@ -49,14 +49,15 @@ class Carried:
 
     def read(self, layers: Layers, prompts: list[tuple[str | None, list[int], list[int]]], store: DecodeAttention):
         """Keeps the prompts of a batch for the next call: in all no more bytes than the largest batch's own store."""
-        if not self.lasting:
-            return
         self._largest_store = max(self._largest_store, store.nbytes)
         size = sum(states.nbytes for layer in layers for states in layer)
         if self._bytes + size <= self._largest_store:
             self._bytes += size
             self._next.add(layers, prompts)
 
-    def end_call(self) -> None:
+    def __enter__(self) -> Carried:
+        return self
+
+    def __exit__(self, *_) -> None:
         """What this call has read is for the next one."""
         self.prompts, self._next, self._bytes, self._largest_store = self._next, PrefixCache(), 0, 0

@@ -76,7 +76,12 @@ class Sampler:
 
     @contextmanager
     def steady_weights(self) -> Iterator[None]:
-        """Inside no weight changes, and each call takes up what the one before it has laid out and read."""
+        """Inside no weight changes, and each call takes up what the one before it has laid out and read.
+
+        Until its end packed weights stay, and of prompts as much as of one batch twice over.
+        """
+        if self._carried is not None:
+            raise RuntimeError("steady_weights was entered already")
         self._carried = {}
         try:
             yield
@@ -103,17 +108,19 @@ class Sampler:
 
     def _draw_from(self, base: Base, mine: list[int], requests, params: SamplingParams, on_tokens, results) -> None:
         """Fills in the responses to the requests `mine`, whose agents are on this base."""
+        if not mine:
+            return
         carried = Carried(base)
         if self._carried is not None:
             carried = self._carried.setdefault(id(base), Carried(base, lasting=True))
-        for chunk in self._chunks(mine, requests):
-            work = [(requests[i], ks) for i, ks in chunk]
-            decoded = _Decode(self, base, work, params, carried).run(on_tokens)
-            places = [(i, k) for i, ks in chunk for k in ks]
-            for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
-                agent = self.team.agents[requests[i].agent]
-                results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
-        carried.end_call()
+        with carried:
+            for chunk in self._chunks(mine, requests):
+                work = [(requests[i], ks) for i, ks in chunk]
+                decoded = _Decode(self, base, work, params, carried).run(on_tokens)
+                places = [(i, k) for i, ks in chunk for k in ks]
+                for (i, k), (ids, logprobs, stopped) in zip(places, decoded, strict=True):
+                    agent = self.team.agents[requests[i].agent]
+                    results[i][k] = Response(ids, logprobs, agent.decode(ids), truncated=not stopped)
 
     def _chunks(self, mine: list[int], requests: Sequence[Request]) -> list[list[tuple[int, list[int]]]]:
         """Requests in batches of at most `max_rows` responses, one that is too large split over several."""
@@ -221,10 +228,11 @@ class _Decode:
         row = torch.tensor(segment_of_row)
         cache = DecodeAttention(row, lengths, self.params.max_new_tokens)
         index = torch.tensor([path + path[-1:] * (longest - len(path)) for path in packed.paths], device=self.device)
-        captured = list(packed.attention.captured)
+        captured = list(packed.attention.captured) if self.carried.lasting else []
         cache.prefill(index, packed.attention.captured)
-        prompts = [(s.weights, s.token_ids, path) for s, path in zip(tree.segments, packed.paths, strict=True)]
-        self.carried.read(captured, prompts, cache)
+        if self.carried.lasting:
+            prompts = [(s.weights, s.token_ids, path) for s, path in zip(tree.segments, packed.paths, strict=True)]
+            self.carried.read(captured, prompts, cache)
         last = torch.tensor([path[-1] for path in run_paths], device=self.device)
         logits = self.base.language_model.logits(hidden[last])
         row = row.to(self.device)

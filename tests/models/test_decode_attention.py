@@ -103,13 +103,14 @@ def test_a_prompt_is_held_once_a_group():
 @pytest.mark.parametrize(
     ("rows", "prompt", "steps", "expected"),
     [
-        (3, 100, 48, 3),
-        (16, 290, 64, 6),  # 16 in three groups
-        (16, 2000, 64, 8),
-        (8, 20, 512, 1),  # new tokens outweigh the prompt
-        (1, 500, 10, 1),
-        (9, 2000, 10, 5),  # as evenly as it goes
+        ([3, 3], 100, 48, 3),
+        ([16], 290, 64, 8),
+        ([8], 20, 512, 1),  # new tokens outweigh the prompt
+        ([1] * 64, 500, 10, 1),
+        ([9], 2000, 10, 5),  # as evenly as it goes
+        ([1] * 64 + [8], 500, 200, 1),  # one prompt does not make all others reserve places
+        ([0, 4, 4], 300, 20, 4),
     ],
 )
 def test_how_many_rows_are_attended_together(rows, prompt, steps, expected):
-    assert rows_together(rows, prompt, steps) == expected
+    assert rows_together(torch.tensor(rows), prompt, steps) == expected

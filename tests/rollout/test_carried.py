@@ -130,6 +130,8 @@ def test_nothing_is_left_behind(monkeypatch):
         draw.sample(dialogue()[0], PARAMS)
         assert not given_back
         raise KeyError
+    with draw.steady_weights(), pytest.raises(RuntimeError, match="already"), draw.steady_weights():
+        pass
     gc.collect()
     assert given_back and kept and all(ref() is None for ref in kept)
 

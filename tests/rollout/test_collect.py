@@ -11,6 +11,7 @@ from mlrl.agents import Agent, Source, Team
 from mlrl.errors import TaskError
 from mlrl.models.base import Base, Policy
 from mlrl.parallel.mesh import Mesh
+from mlrl.rollout import carried
 from mlrl.rollout.collect import Collector
 from mlrl.rollout.sampler import Sampler, SamplingParams
 from mlrl.rollout.streams import derive_seed
@@ -182,6 +183,33 @@ def test_the_same_trees_whatever_the_batch(joint_mode):
     assert grown([[item] for item in ITEMS]) == whole
     assert grown([ITEMS[1:], ITEMS[:1]]) == whole
     assert grown([ITEMS[::-1]], max_rows=3) == whole
+
+
+@pytest.mark.parametrize(
+    ("turns", "greedy"),
+    [(1, False), (2, False), (1, True), (3, True)],
+)
+def test_the_calls_of_a_collection_share_what_they_lay_out(turns, greedy, monkeypatch):
+    made, entered = [], []
+
+    class Noted(carried.DecodeStep):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    class NotedSampler(Sampler):
+        def steady_weights(self):
+            entered.append(True)
+            return super().steady_weights()
+
+    monkeypatch.setattr(carried, "DecodeStep", Noted)
+    task = Task(train_dataset=[ITEMS[0][1]], reward_func=reward, external_transition=transition)
+    team = real_team(2)
+    how = growth(turns, 2, sampling=SamplingParams(max_new_tokens=10), greedy_baseline=greedy)
+    for _ in range(2):
+        Collector(team, NotedSampler(team), Environment(task, 2, turns)).collect(ITEMS, how)
+    assert len(made) == 2  # anew for each collection: weights may have changed
+    assert len(entered) == (2 if turns > 1 or greedy else 0)
 
 
 def test_streams_tell_runs_and_evaluations_apart():
