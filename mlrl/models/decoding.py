@@ -23,12 +23,14 @@ from mlrl.models.language_model import LanguageModel
 from mlrl.models.lora import MixedRoute, RoutedForward
 from mlrl.models.machine_memory import give_back_memory
 from mlrl.models.packing import PackedLinear, packing_pays
-from mlrl.models.projections import Projections, base_of, normed
+from mlrl.models.projections import PackedProjections, Projections, base_of, normed
 from mlrl.models.recompute import GatedForward
 from mlrl.models.rms_norm import NormForward
 
 States = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
 """(token ids (R,), positions (R,), store) → final hidden states (R, D)."""
+
+AnyProjections = Projections | PackedProjections
 
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 _OUR_FORWARDS = (RoutedForward, GatedForward, NormForward)
@@ -110,10 +112,10 @@ def _is_known(model: LanguageModel) -> bool:
 @dataclass
 class _Layer:
     index: int
-    asks: Projections
-    answers: Projections
-    widens: Projections
-    narrows: Projections
+    asks: AnyProjections
+    answers: AnyProjections
+    widens: AnyProjections
+    narrows: AnyProjections
     heads: tuple[int, int, int]  # of queries, keys and values
     head_size: int
     scaling: float
@@ -122,8 +124,8 @@ class _Layer:
 
 
 def _layer_of(layer: nn.Module, route: MixedRoute | None, packed: bool) -> _Layer:
-    def projections(*linears: nn.Module, norm: nn.Module | None = None) -> Projections:
-        return Projections(linears, route, packed, norm)
+    def projections(*linears: nn.Module, norm: nn.Module | None = None) -> AnyProjections:
+        return (PackedProjections if packed else Projections)(linears, route, norm)
 
     attention, mlp = layer.self_attn, layer.mlp
     asking = (attention.q_proj, attention.k_proj, attention.v_proj)

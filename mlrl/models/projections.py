@@ -34,17 +34,10 @@ class Projections:
     """Linear layers (out, in) of one input, for as long as no weight changes.
 
     Args:
-        packed: whether to pack the weights; else they stay where they are.
         norm: RMS norm that the input has yet to go through.
     """
 
-    def __init__(
-        self,
-        linears: Sequence[nn.Module],
-        route: MixedRoute | None,
-        packed: bool = False,
-        norm: nn.Module | None = None,
-    ):
+    def __init__(self, linears: Sequence[nn.Module], route: MixedRoute | None, norm: nn.Module | None = None):
         bases = [base_of(linear) for linear in linears]
         self.route, self.norm = route, norm
         self.weights = [(base.weight, base.weight.t(), base.bias) for base in bases]
@@ -53,31 +46,9 @@ class Projections:
         self.sizes = [up.shape[1] if up is not None else 0 for _, up, _ in found]
         self.ranks = tuple(ranks for down, _, ranks in found if down is not None)
         self.down = torch.cat([down for down, _, _ in found if down is not None]) if self.ranks else None
-        self.widths = [len(base.weight) for base in bases]
-        self.width = sum(self.widths)  # of all outputs side by side
-        self.packed = self._pack() if packed else None
-
-    def _pack(self) -> PackedLinear:
-        """All weights below each other, and the adapters' below them, with the norm's weight as a factor."""
-        weights, biases = [weight for weight, _, _ in self.weights], [bias for _, _, bias in self.weights]
-        if self.down is not None:
-            weights, biases = [*weights, self.down], [*biases, None]
-            self.widths.append(len(self.down))
-            self.fast_ups = [up and up[1].contiguous() for up in self.ups]
-        bias = None
-        if any(b is not None for b in biases):
-            bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
-        weight = torch.cat(weights) if len(weights) > 1 or self.norm is not None else weights[0]
-        if self.norm is not None:
-            size = weight.shape[1]
-            weight *= self.norm.weight * size**0.5  # a copy by now
-            self.floor = weight.new_tensor((size * self.norm.variance_epsilon) ** 0.5)
-        return PackedLinear(weight, bias)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         """(R, in) → (R, out) of each."""
-        if self.packed is not None:
-            return self._by_packed(x)[1]
         if self.norm is not None:
             x = normed(x, self.norm)
         if by_columns(x):
@@ -93,24 +64,8 @@ class Projections:
 
     def joined(self, x: Tensor) -> Tensor:
         """(R, in) → (R, sum of all out): the outputs side by side."""
-        if self.packed is not None:
-            return self._by_packed(x)[0].narrow(1, 0, self.width)
         outputs = self(x)
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
-
-    def _by_packed(self, x: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """One tensor of all outputs and, behind them, what is left of the adapters; and each output as a part of it."""
-        if self.norm is not None:  # a row's length is all that is left of it: the other factors are in the weights
-            x = x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
-        result = self.packed(x)
-        outputs = result.split_with_sizes(self.widths, 1)
-        if self.down is not None:
-            *outputs, inner = outputs
-            inner = inner.mul_(self.route.masks(self.ranks, x.dtype)).split_with_sizes(self.sizes, 1)
-            for number, up in enumerate(self.fast_ups):
-                if up is not None:
-                    outputs[number].addmm_(inner[number], up)
-        return result, outputs
 
     def _by_columns(self, columns: Tensor, rows: int) -> list[Tensor]:
         inner = None
@@ -124,6 +79,57 @@ class Projections:
                 result.addmm_(up[0], inner[number])
             outputs.append(result[:, :rows].t())
         return outputs
+
+
+class PackedProjections:
+    """The same with one packed weight: all weights below each other, the adapters' down-projections below them.
+
+    The norm's weight is a factor of that weight, so that of the norm a row's length alone is left to be computed.
+    """
+
+    def __init__(self, linears: Sequence[nn.Module], route: MixedRoute | None, norm: nn.Module | None = None):
+        bases = [base_of(linear) for linear in linears]
+        weights, biases = [base.weight for base in bases], [base.bias for base in bases]
+        found = [_adapters(linear, route, weights[0].dtype) for linear in linears]
+        downs = [down for down, _, _ in found if down is not None]
+        self.route, self.ranks = route, tuple(ranks for down, _, ranks in found if down is not None)
+        self.width = sum(len(weight) for weight in weights)  # of all outputs side by side
+        self.parts = [*map(len, weights), *([sum(map(len, downs))] if downs else [])]  # and of what is behind them
+        self.sizes = [up.shape[1] if up is not None else 0 for _, up, _ in found]
+        self.ups = [up.t().contiguous() if up is not None else None for _, up, _ in found]  # faster than as they lie
+        whole = torch.cat([*weights, *downs])
+        self.floor = None
+        if norm is not None:
+            size = whole.shape[1]
+            whole *= norm.weight * size**0.5
+            self.floor = whole.new_tensor((size * norm.variance_epsilon) ** 0.5)
+        bias = None
+        if any(b is not None for b in biases):
+            bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
+            bias = F.pad(bias, (0, len(whole) - self.width))
+        self.packed = PackedLinear(whole, bias)
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        """(R, in) → (R, out) of each."""
+        return self._run(x)[1]
+
+    def joined(self, x: Tensor) -> Tensor:
+        """(R, in) → (R, sum of all out): the outputs side by side."""
+        return self._run(x)[0].narrow(1, 0, self.width)
+
+    def _run(self, x: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """The product, with the adapters' parts added to the outputs in it; and each output, as a part of it."""
+        if self.floor is not None:
+            x = x / torch.hypot(torch.linalg.vector_norm(x, 2, -1, True), self.floor)
+        result = self.packed(x)
+        outputs = result.split_with_sizes(self.parts, 1)
+        if self.ranks:
+            *outputs, inner = outputs
+            inner = inner.mul_(self.route.masks(self.ranks, x.dtype)).split_with_sizes(self.sizes, 1)
+            for number, up in enumerate(self.ups):
+                if up is not None:
+                    outputs[number].addmm_(inner[number], up)
+        return result, outputs
 
 
 def _adapters(linear: nn.Module, route: MixedRoute | None, dtype: torch.dtype):

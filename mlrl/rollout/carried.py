@@ -47,7 +47,9 @@ class Carried:
             self._step = (tuple(adapters), route, step)
         return step
 
-    def read(self, layers: Layers, prompts: list[tuple[str | None, list[int], list[int]]], store: DecodeAttention):
+    def read(
+        self, layers: Layers, prompts: list[tuple[str | None, list[int], list[int]]], store: DecodeAttention
+    ) -> None:
         """Keeps the prompts of a batch for the next call: in all no more bytes than the largest batch's own store."""
         self._largest_store = max(self._largest_store, store.nbytes)
         size = sum(states.nbytes for layer in layers for states in layer)

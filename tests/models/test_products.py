@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from mlrl.models import products
 from mlrl.models.products import as_columns, by_columns, linear_of_columns
-from mlrl.models.projections import Projections
+from mlrl.models.projections import PackedProjections, Projections
 from tests.models.test_lora import team
 from tests.models.test_packing import needs_mkl
 
@@ -34,13 +34,15 @@ def test_projections_do_not_depend_on_the_number_of_rows(columns, packed, monkey
     assert by_columns(x[:50]) == columns and not by_columns(x)
     with torch.no_grad(), base.router.use_mixed(["agent_0", "agent_1"], owner) as route:
         whole = [linear(x) for linear in linears]
-        projections = Projections(linears, route, packed)
+        projections = (PackedProjections if packed else Projections)(linears, route)
         for size in (5, 16, 23, 50, 400):  # row-major, as they are, and padded
             for start in range(0, 400, size):
                 rows = slice(start, start + size)
                 route.set_owner(owner[rows])
                 for ours, expected in zip(projections(x[rows]), whole, strict=True):
                     torch.testing.assert_close(ours, expected[rows], rtol=1e-5, atol=1e-6)
+                joined = torch.cat([expected[rows] for expected in whole], 1)
+                torch.testing.assert_close(projections.joined(x[rows]), joined, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("capability", "pay"), [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
