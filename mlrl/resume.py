@@ -72,6 +72,11 @@ class Resume:
             return str(self.checkpoint)
         return self.state.get("branched_from")
 
+    @property
+    def wandb_identity(self) -> dict[str, str] | None:
+        """The W&B run that the run of this folder was logged to."""
+        return self.state.get("wandb") if self.run_folder is not None else None
+
 
 def check_resume_request(where: str, output_dir: str, run_name: str | None) -> None:
     """What can be known without looking into checkpoints; `run_name` is the user's own, else None.

@@ -76,6 +76,11 @@ def check_wandb_config(wandb_config: Mapping[str, Any] | None, **flags: Any) -> 
     return settings
 
 
+def wandb_flags(args: Any) -> dict[str, Any]:
+    """The flags of W&B in a config, by their names in a `wandb_config`."""
+    return {name: getattr(args, f"wandb_{name}") for name in ("project", "entity", "tags", "dir")}
+
+
 def resumed_wandb(identity: Mapping[str, str] | None, wandb_config: Mapping[str, Any]) -> dict[str, Any]:
     """The `wandb_config` of a run that goes on: the same W&B run again, unless the user names one."""
     if not identity or "id" in wandb_config:

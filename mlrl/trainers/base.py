@@ -32,21 +32,14 @@ from mlrl.rollout.sampler import SamplingParams
 from mlrl.run_folder import RunFolder
 from mlrl.task import Task
 from mlrl.tracking import Tracking
-from mlrl.tracking_settings import check_report_to, check_wandb_config, is_verbose, resumed_wandb
-from mlrl.trainers.checkpointing import (
-    Checkpoints,
-    Schedule,
-    agent_entity,
-    cut_back,
-    fingerprints,
-    resolve_resume,
-    restore,
-)
+from mlrl.tracking_settings import check_report_to, check_wandb_config, is_verbose, resumed_wandb, wandb_flags
+from mlrl.trainers.checkpointing import Checkpoints, Schedule, agent_entity
 from mlrl.trainers.data import Batch, batches
 from mlrl.trainers.describe import describe_run, next_commands, peak_memory_gb, summarize_run
 from mlrl.trainers.engines import AnyEngine, make_engine, optimizer_settings
 from mlrl.trainers.evaluations import Evaluations
 from mlrl.trainers.nonfinite import NonFiniteGuard
+from mlrl.trainers.resuming import fingerprints, go_on, may_go_on, resolve_resume, restore
 from mlrl.trainers.run_length import run_items, run_steps, run_updates
 from mlrl.trainers.run_setup import make_run_folder, named
 from mlrl.trainers.setup import make_mesh, prepare_team, whole_task
@@ -121,9 +114,9 @@ class Trainer:
         self.world = self.mesh.world
         self.task = whole_task(task, pieces)
         self.environment = make_environment(self.task, num_roles, self.args, self.takes_own_rewards)
-        self.wandb_config = _wandb_settings(self.args, wandb_config)
+        self.wandb_config = check_wandb_config(wandb_config, **wandb_flags(self.args))
         check_report_to(self.args.report_to)
-        if self.args.resume_from_checkpoint is None and not self._may_go_on():
+        if self.args.resume_from_checkpoint is None and not may_go_on(self.args):
             check_run_folder(self.args.output_dir, named(self.args))
         self.total_steps = self._total_steps()
         rates = agent_learning_rates(self.args, self.num_agents)
@@ -217,11 +210,11 @@ class Trainer:
             first_evaluation=first_evaluation,
         )
         with self.run_folder.keeping_error(), self.console:
-            self._go_on()
+            go_on(self, self._resume)
             self.tracking = Tracking(
                 self.run_folder,
                 args.report_to,
-                self._wandb_settings(),
+                resumed_wandb(self._resume.wandb_identity, self.wandb_config),
                 masked(dataclasses.asdict(args)),  # what reaches a tracker has left this machine
                 is_main=self.launch.is_main,
             )
@@ -317,22 +310,6 @@ class Trainer:
 
     def _find_resume(self, where: str | Path | None, checkpoint_dir: str | Path | None = None) -> Resume:
         return resolve_resume(where, self.args, self.world, self._fingerprints, checkpoint_dir)
-
-    def _go_on(self) -> None:
-        """Says where the run goes on from, and takes back what it will write again."""
-        for note in self._resume.notes:
-            self.console.note(note)
-        for note in self.world.from_first(lambda: cut_back(self.run_folder, self._resume)):
-            self.console.note(note)
-
-    def _may_go_on(self) -> bool:
-        """Whether `train` may be asked to go on with the run of this name."""
-        name = named(self.args)
-        return name is not None and (Path(self.args.output_dir) / name / "checkpoints").is_dir()
-
-    def _wandb_settings(self) -> dict[str, Any]:
-        identity = self._resume.state.get("wandb") if self._resume.run_folder is not None else None
-        return resumed_wandb(identity, self.wandb_config)
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
@@ -464,8 +441,3 @@ class Trainer:
     def _make_profile(self) -> profiling.Profile | None:
         path = self.run_folder.profile / f"rank_{self.world.rank}.jsonl"
         return profiling.Profile(path, self.launch.device.type == "cuda") if self.args.profile else None
-
-
-def _wandb_settings(args: TrainingConfig, wandb_config: dict[str, Any] | None) -> dict[str, Any]:
-    flags = {"project": args.wandb_project, "entity": args.wandb_entity, "tags": args.wandb_tags, "dir": args.wandb_dir}
-    return check_wandb_config(wandb_config, **flags)

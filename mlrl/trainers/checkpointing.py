@@ -13,31 +13,21 @@ from torch import nn
 
 import mlrl
 from mlrl.agents import Agent
-from mlrl.checkpoint import Entity, load_entity, load_kept
+from mlrl.checkpoint import Entity
 from mlrl.checkpoint_writing import CheckpointError, write_checkpoint
 from mlrl.config_file import masked
 from mlrl.critics import Critic
-from mlrl.errors import ConfigError
 from mlrl.parallel.engine import Engine
 from mlrl.parallel.group import Group
 from mlrl.parallel.signals import Stopped, StopRequests
 from mlrl.parallel.zero import ZeroEngine
-from mlrl.random_state import random_state, set_random_state
+from mlrl.random_state import random_state
 from mlrl.resume import (
     Resume,
-    check_unchanged,
-    cut_files,
-    data_fingerprint,
     file_sizes,
-    find_resume,
-    put_aside,
-    source_fingerprint,
 )
 from mlrl.run_folder import RunFolder, to_jsonable
-from mlrl.sources import Source, weights_fingerprint
-from mlrl.task import Task
 from mlrl.trainers.data import Batch, Place
-from mlrl.trainers.run_setup import named
 
 if TYPE_CHECKING:
     from mlrl.trainers.base import Trainer
@@ -221,77 +211,3 @@ def _updates(entities: Sequence[Entity], world: Group) -> dict[str, int]:
     for part in world.gather({entity.name: entity.engine.updates for entity in entities}):
         counts |= part
     return counts
-
-
-# Going on -------------------------------------------------------------------------------------------------------------
-
-
-def fingerprints(algorithm: str, task: Task, sources: Sequence[Source], dtype: Any) -> dict[str, Any]:
-    """What a run that goes on must have in common with the one before, as far as settings do not tell it."""
-    return {
-        "algorithm": algorithm,
-        "models": [weights_fingerprint(source) for source in sources],
-        "weights_dtype": str(dtype).removeprefix("torch."),
-        "train_dataset": data_fingerprint(task.train_dataset),
-        "reward_func": source_fingerprint(task.reward_func),
-        "reward_processor": source_fingerprint(task.reward_processor),
-        "formatters": source_fingerprint(task.formatters),
-        "external_transition": source_fingerprint(task.external_transition),
-    }
-
-
-def resolve_resume(
-    where: str | None,
-    args: Any,
-    world: Group,
-    make_fingerprints: Callable[[], dict[str, Any]],
-    checkpoint_dir: str | Path | None = None,
-) -> Resume:
-    """What a run goes on from, the same on all ranks; nothing where `where` is None.
-
-    Raises:
-        ConfigError: see `mlrl.resume.find_resume` and `check_unchanged`.
-    """
-    if where is None:
-        return Resume()
-
-    def find() -> Resume:
-        resume = find_resume(str(where), args.output_dir, named(args), checkpoint_dir)
-        if resume.checkpoint is not None:
-            check_unchanged(resume, config_record(args), make_fingerprints(), args.allow_changed or ())
-        return resume
-
-    return world.from_first(find)
-
-
-def restore(trainer: Trainer, resume: Resume) -> None:
-    """Puts weights, optimizers and counters of a checkpoint into a trainer; the files of its run folder are cut back.
-
-    Raises:
-        ConfigError: the checkpoint is of other models.
-    """
-    if resume.checkpoint is None:
-        return
-    trainer.phase("resuming")
-    for entity in trainer.entities():
-        load_entity(resume.checkpoint, entity)
-        if entity.name not in resume.state["updates"]:
-            raise ConfigError(f"resume_from_checkpoint={str(resume.checkpoint)!r}: holds nothing of {entity.name}")
-        entity.engine.updates = resume.state["updates"][entity.name]
-    for kept in trainer.kept():
-        load_kept(resume.checkpoint, kept)
-    trainer.step_number = resume.state["step"]
-    trainer.env_step, trainer.epoch = resume.state["env_step"], resume.state["epoch"]
-    trainer.restore_progress(resume.state["progress"])
-    set_random_state(resume.state["random"])
-
-
-def cut_back(folder: RunFolder, resume: Resume) -> list[str]:
-    """Takes out of the run folder what the run writes again; notes on what was there no more. First rank only."""
-    if resume.run_folder is None:
-        return []
-    folder.error.unlink(missing_ok=True)
-    if resume.checkpoint is None:
-        put_aside(folder)
-        return []
-    return cut_files(folder, resume.state["sizes"])
