@@ -15,6 +15,7 @@ chunks are recomputed there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,12 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 ENTROPY_WORDS = ("none", "value", "grad")
+
+_REUSED = 7_500_000
+"""Numbers of a float32 tensor whose memory the C allocator uses again; above 32 MB it asks the system for every one."""
+
+MatMul = Callable[[Tensor, Tensor], Tensor]
+"""(M, K) · (K, N) → (M, N), in float32, without a derivative."""
 
 
 class LogProbs(NamedTuple):
@@ -44,6 +51,7 @@ def completion_logprobs(
     softcap: float | None = None,
     chunk_size: int | None = None,
     entropy: str = "none",
+    matmul: MatMul | None = None,
 ) -> LogProbs:
     """Log-softmax of `softcap(logit_scale · (hidden @ weight.T + bias)) / temperature` at the targets.
 
@@ -58,12 +66,15 @@ def completion_logprobs(
         temperature: the sampling temperature, > 0.
         logit_scale: factor on the logits (Cohere's `logit_scale`; 1/`logits_scaling` of Granite).
         softcap: c of c·tanh(logits/c) (`final_logit_softcapping` of Gemma 2).
-        chunk_size: rows at a time; default about 64 MB of logits on CPU, 512 MB elsewhere.
+        chunk_size: rows at a time; default about 64 MB of logits on CPU, 30 MB with a `matmul`, 512 MB elsewhere.
         entropy: `none`; `value`, detached; `grad`, differentiable.
+        matmul: makes the products with the output embedding, where something is faster at it than PyTorch.
     """
     _check(hidden_LD, weight_VD, targets_L, bias, temperature, chunk_size, entropy)
     if chunk_size is None:
         elements = 2**24 if hidden_LD.device.type == "cpu" else 2**27
+        if matmul is not None:
+            elements = _REUSED  # its results are new tensors
         chunk_size = max(16, elements // len(weight_VD))
     # Equal chunks: a last one of few rows would read the whole weight for them.
     num_chunks = max(1, math.ceil(len(hidden_LD) / chunk_size))
@@ -77,15 +88,15 @@ def completion_logprobs(
     trains_head = differentiate and (weight_VD.requires_grad or (bias is not None and bias.requires_grad))
     stores = differentiate and hidden_LD.requires_grad and not trains_head
     logprobs_L, entropy_L = _LinearLogProbs.apply(
-        hidden_LD, weight_VD, bias, targets_L, scale, chunk_size, entropy, stores
+        hidden_LD, weight_VD, bias, targets_L, scale, chunk_size, entropy, stores, matmul
     )
     return LogProbs(logprobs_L, entropy_L)
 
 
 class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_LD, weight_VD, bias_V, targets_L, scale, chunk_size, entropy, stores):
-        head = (weight_VD, bias_V, scale)
+    def forward(ctx, hidden_LD, weight_VD, bias_V, targets_L, scale, chunk_size, entropy, stores, matmul):
+        head = _Head(weight_VD, bias_V, scale, matmul)
         logprobs_L = hidden_LD.new_empty(len(hidden_LD), dtype=_statistics_dtype(weight_VD))
         entropy_L = torch.empty_like(logprobs_L) if entropy != "none" else None
         grad_LD = torch.empty_like(hidden_LD) if stores else None
@@ -93,25 +104,24 @@ class _LinearLogProbs(torch.autograd.Function):
         # In full precision the entropy falls out of the stored derivative (below); else it takes passes over the chunk.
         from_derivative = stores and entropy == "value" and weight_VD.dtype == logprobs_L.dtype
         keeps_logits = entropy != "none" and not from_derivative
-        buffer = _buffer(hidden_LD, weight_VD, chunk_size)
         for rows in _slices(len(hidden_LD), chunk_size):
             hidden_CD, targets_C1 = hidden_LD[rows], targets_L[rows, None]
-            probs_CV, logits_CV, logprobs_C = _softmax(hidden_CD, head, targets_C1, buffer, keeps_logits)
+            probs_CV, logits_CV, logprobs_C = _softmax(hidden_CD, head, targets_C1, keeps_logits)
             logprobs_L[rows] = logprobs_C
             if keeps_logits:
                 entropy_L[rows] = _entropy_terms(probs_CV, logits_CV, targets_C1, logprobs_C)
             if entropy_grad_LD is not None:
                 negative_CV = logits_CV.addcmul_(probs_CV, entropy_L[rows, None])
-                entropy_grad_LD[rows] = _times_weight(negative_CV, weight_VD, -scale)
+                entropy_grad_LD[rows] = head.gradient(negative_CV)
             if stores:
                 negative_CV = probs_CV.scatter_add_(1, targets_C1, probs_CV.new_full(targets_C1.shape, -1.0))
-                grad_LD[rows] = grad_CD = _times_weight(negative_CV, weight_VD, -scale)
+                grad_LD[rows] = grad_CD = head.gradient(negative_CV)
             if from_derivative:
                 # z is linear in hidden, so hidden · ∂ log π(y)/∂hidden = z_y − E[z], and H = −log π(y) + z_y − E[z].
                 entropy_L[rows] = torch.linalg.vecdot(hidden_CD, grad_CD) - logprobs_C
                 if bias_V is not None:
                     entropy_L[rows] -= scale * (negative_CV @ bias_V)
-        ctx.scale, ctx.chunk_size, ctx.entropy, ctx.stores = scale, chunk_size, entropy, stores
+        ctx.scale, ctx.chunk_size, ctx.entropy, ctx.stores, ctx.matmul = scale, chunk_size, entropy, stores, matmul
         if stores:
             ctx.save_for_backward(grad_LD, entropy_grad_LD)
         else:
@@ -128,26 +138,25 @@ class _LinearLogProbs(torch.autograd.Function):
             hidden_grad_LD = grad_LD * upstream_L[:, None]
             if entropy_grad_LD is not None:
                 hidden_grad_LD += entropy_grad_LD * entropy_upstream_L[:, None]
-            return hidden_grad_LD.to(grad_LD.dtype), *[None] * 7
+            return hidden_grad_LD.to(grad_LD.dtype), *[None] * 8
         if ctx.entropy != "grad":
             entropy_upstream_L = None
-        return *_recomputed_gradients(ctx, upstream_L, entropy_upstream_L), *[None] * 5
+        return *_recomputed_gradients(ctx, upstream_L, entropy_upstream_L), *[None] * 6
 
 
 def _recomputed_gradients(ctx, upstream_L, entropy_upstream_L):
     """Gradients of hidden, weight and bias for given upstream gradients, chunk by chunk from fresh logits."""
     hidden_LD, weight_VD, bias_V, targets_L = ctx.saved_tensors
     needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    head = (weight_VD, bias_V, ctx.scale)
+    head = _Head(weight_VD, bias_V, ctx.scale, ctx.matmul)
     # Sums over chunks are float32: in bfloat16 the later chunks would be rounded away.
     hidden_grad_LD = torch.empty_like(hidden_LD) if needs_hidden else None
     weight_grad_VD = torch.zeros_like(weight_VD, dtype=_statistics_dtype(weight_VD)) if needs_weight else None
     bias_grad_V = torch.zeros_like(bias_V, dtype=_statistics_dtype(weight_VD)) if needs_bias else None
-    buffer = _buffer(hidden_LD, weight_VD, ctx.chunk_size)
     for rows in _slices(len(hidden_LD), ctx.chunk_size):
         hidden_CD, targets_C1, upstream_C1 = hidden_LD[rows], targets_L[rows, None], upstream_L[rows, None]
         keeps_logits = entropy_upstream_L is not None
-        probs_CV, logits_CV, logprobs_C = _softmax(hidden_CD, head, targets_C1, buffer, keeps_logits)
+        probs_CV, logits_CV, logprobs_C = _softmax(hidden_CD, head, targets_C1, keeps_logits)
         if keeps_logits:
             entropy_C = _entropy_terms(probs_CV, logits_CV, targets_C1, logprobs_C)
             negative_CV = logits_CV.addcmul_(probs_CV, entropy_C[:, None]).mul_(entropy_upstream_L[rows, None])
@@ -158,7 +167,7 @@ def _recomputed_gradients(ctx, upstream_L, entropy_upstream_L):
         if needs_bias:
             bias_grad_V.add_(negative_CV.sum(dim=0), alpha=-ctx.scale)
         if needs_hidden:
-            hidden_grad_LD[rows] = _times_weight(negative_CV, weight_VD, -ctx.scale)
+            hidden_grad_LD[rows] = head.gradient(negative_CV)
         if needs_weight and weight_grad_VD.dtype == hidden_CD.dtype:
             weight_grad_VD.addmm_(negative_CV.T, hidden_CD, alpha=-ctx.scale)
         elif needs_weight:
@@ -170,22 +179,49 @@ def _recomputed_gradients(ctx, upstream_L, entropy_upstream_L):
     )
 
 
-def _softmax(hidden_CD, head, targets_C1, buffer, keeps_logits):
+class _Head:
+    """z = s·(hidden·Wᵀ + b), a chunk of rows after another."""
+
+    def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, scale: float, matmul: MatMul | None):
+        self.weight_VD, self.bias_V, self.scale = weight_VD, bias_V, scale
+        self.full_precision = weight_VD.dtype == _statistics_dtype(weight_VD)
+        self.matmul = matmul if self.full_precision else None
+        self._buffer: Tensor | None = None  # of the first chunk, which is the longest
+
+    def logits(self, hidden_CD: Tensor) -> Tensor:
+        """[C, V] in float32, which the caller may write over; the next call may, too."""
+        if not self.full_precision:
+            # Scaling after rounding, as the sampler does: scaled hidden states would round to other logits.
+            logits_CV = self._take_buffer(hidden_CD).copy_(F.linear(hidden_CD, self.weight_VD, self.bias_V))
+            return logits_CV if self.scale == 1.0 else logits_CV.mul_(self.scale)
+        scaled_CD = hidden_CD if self.scale == 1.0 else hidden_CD * self.scale
+        if self.matmul is not None:
+            logits_CV = self.matmul(scaled_CD, self.weight_VD.T)
+        else:
+            logits_CV = self._take_buffer(hidden_CD)
+            # MKL multiplies by a long transposed matrix 1.3 to 1.9 times faster when it gets 512 rows of it at a time.
+            vocab = len(self.weight_VD)
+            for columns in _slices(vocab, 512 if logits_CV.device.type == "cpu" else vocab):
+                torch.mm(scaled_CD, self.weight_VD[columns].T, out=logits_CV[:, columns])
+        if self.bias_V is not None:
+            logits_CV.add_(self.bias_V, alpha=self.scale)
+        return logits_CV
+
+    def gradient(self, negative_CV: Tensor) -> Tensor:
+        """Of hidden states [C, D], from minus that of logits."""
+        multiply = self.matmul or torch.mm
+        return multiply(negative_CV.to(self.weight_VD.dtype), self.weight_VD).mul_(-self.scale)
+
+    def _take_buffer(self, hidden_CD: Tensor) -> Tensor:
+        if self._buffer is None:
+            shape, dtype = (len(hidden_CD), len(self.weight_VD)), _statistics_dtype(self.weight_VD)
+            self._buffer = hidden_CD.new_empty(shape, dtype=dtype)
+        return self._buffer[: len(hidden_CD)]
+
+
+def _softmax(hidden_CD, head, targets_C1, keeps_logits):
     """(p, z or None, log π(target)) of one chunk; in as few passes over [C, V] as the kernels allow."""
-    weight_VD, bias_V, scale = head
-    logits_CV = buffer[: len(hidden_CD)]
-    if logits_CV.dtype == weight_VD.dtype:
-        scaled_CD = hidden_CD if scale == 1.0 else hidden_CD * scale
-        # MKL multiplies by a long transposed matrix 1.3 to 1.9 times faster when it gets 512 rows of it at a time.
-        for columns in _slices(len(weight_VD), 512 if logits_CV.device.type == "cpu" else len(weight_VD)):
-            torch.mm(scaled_CD, weight_VD[columns].T, out=logits_CV[:, columns])
-        if bias_V is not None:
-            logits_CV.add_(bias_V, alpha=scale)
-    else:
-        # Scaling after rounding, as the sampler does: scaled hidden states would round to other logits.
-        logits_CV.copy_(F.linear(hidden_CD, weight_VD, bias_V))
-        if scale != 1.0:
-            logits_CV.mul_(scale)
+    logits_CV = head.logits(hidden_CD)
     largest_C = logits_CV.amax(dim=1)
     targets_C = logits_CV.gather(1, targets_C1).squeeze(1)
     # The softmax kernel goes over a row while it is in cache; a separate exp costs ten times as much on CPU.
@@ -200,10 +236,6 @@ def _entropy_terms(probs_CV, logits_CV, targets_C1, logprobs_C) -> Tensor:
     """Entropy of each row; leaves p · log p in `logits_CV`."""
     logsumexp_C1 = logits_CV.gather(1, targets_C1) - logprobs_C[:, None]
     return logits_CV.sub_(logsumexp_C1).mul_(probs_CV).sum(dim=1).neg_()
-
-
-def _times_weight(values_CV, weight_VD, scale) -> Tensor:
-    return (values_CV.to(weight_VD.dtype) @ weight_VD).mul_(scale)
 
 
 def _softcapped(hidden_LD, weight_VD, targets_L, bias, temperature, logit_scale, softcap, chunk_size, entropy):
@@ -226,11 +258,6 @@ def _softcapped(hidden_LD, weight_VD, targets_L, bias, temperature, logit_scale,
 
 def _slices(length: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
-
-
-def _buffer(hidden_LD: Tensor, weight_VD: Tensor, chunk_size: int) -> Tensor:
-    rows = min(chunk_size, len(hidden_LD))
-    return hidden_LD.new_empty(rows, weight_VD.shape[0], dtype=_statistics_dtype(weight_VD))
 
 
 def _statistics_dtype(weight_VD: Tensor) -> torch.dtype:

@@ -22,6 +22,7 @@ from mlrl.losses.logprobs import LogProbs, completion_logprobs
 from mlrl.models.language_model import LanguageModel
 from mlrl.models.lora import AdapterRouter, MixedRoute
 from mlrl.models.prefix_tree import PackedTree, PrefixTree
+from mlrl.models.products import matmul, onednn_pays
 
 
 class Shard(Protocol):
@@ -70,6 +71,7 @@ class Scorer(nn.Module):
             logit_scale=model.logit_scale,
             softcap=model.softcap,
             entropy=entropy,
+            matmul=matmul if onednn_pays() else None,
         )
         return scored.logprobs_L, scored.entropy_L
 

@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from mlrl.models.decode_attention import DecodeAttention
 from mlrl.models.language_model import LanguageModel
+from mlrl.models.linear import LinearForward
 from mlrl.models.lora import MixedRoute, RoutedForward
 from mlrl.models.machine_memory import give_back_memory
 from mlrl.models.packing import PackedLinear, packing_pays
@@ -33,7 +34,7 @@ States = Callable[[Tensor, Tensor, DecodeAttention], Tensor]
 AnyProjections = Projections | PackedProjections
 
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-_OUR_FORWARDS = (RoutedForward, GatedForward, NormForward)
+_OUR_FORWARDS = (RoutedForward, GatedForward, NormForward, LinearForward)
 
 
 class DecodeStep:

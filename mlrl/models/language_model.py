@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
 from mlrl.errors import ConfigError
 from mlrl.models.attention import IMPLEMENTATION, AttentionPlan
 from mlrl.models.decode_attention import DecodeAttention
+from mlrl.models.linear import quicken_linears
 from mlrl.models.packing import PackedLinear
 from mlrl.models.prefix_tree import PrefixTree
-from mlrl.models.products import as_columns, by_columns, linear_of_columns
+from mlrl.models.products import as_columns, by_columns, linear, linear_of_columns
 from mlrl.models.recompute import remake_activations
 from mlrl.models.rms_norm import shorten_norms
 
@@ -52,6 +52,7 @@ class LanguageModel:
         self._original_implementation = model.config._attn_implementation
         remake_activations(model)
         shorten_norms(model)
+        quicken_linears(model)
         model.eval()  # the same mode for sampling and scoring: no dropout of the base model anywhere
         reference = self._own_logits()
         self._compare(self._planned_logits, reference, "when its prefixes are shared")
@@ -98,7 +99,7 @@ class LanguageModel:
             columns = linear_of_columns(as_columns(hidden), self.head.weight, self.head.bias)
             logits = columns[:, : len(hidden)].t().contiguous()
         else:
-            logits = F.linear(hidden, self.head.weight, self.head.bias).float()
+            logits = linear(hidden, self.head.weight, self.head.bias).float()
         if self.logit_scale != 1.0:
             logits *= self.logit_scale
         if self.softcap is not None:

@@ -8,16 +8,19 @@ is the same: x, or what x is made of, and x·Aᵀ.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mlrl.models import products
+from mlrl.models.linear import LinearForward
 from mlrl.models.recompute import Recipe
 
 
 def is_plain(linear: nn.Module) -> bool:
     """Whether it is a frozen x·Wᵀ + b that nobody looks into as it runs, its weights all here at any time."""
-    if type(linear) is not nn.Linear or "forward" in vars(linear) or type(linear.weight) is not nn.Parameter:
+    if type(linear) is not nn.Linear or type(linear.weight) is not nn.Parameter:
+        return False
+    if not isinstance(vars(linear).get("forward"), LinearForward | None):
         return False
     if hasattr(linear.weight, "ds_tensor"):  # sharded by ZeRO-3, fetched as the layer itself runs
         return False
@@ -42,13 +45,13 @@ def lora_linear(
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, down, up, scaling, remake, *parts):
-        inner = F.linear(x, down)
+        inner = products.linear(x, down)
         trains_down, trains_up, _, _, *needs_parts = ctx.needs_input_grad[3:]
         ctx.scaling, ctx.remake = scaling, remake
         kept = parts or (x,)
         kept = kept if trains_down or any(needs_parts) else ()
         ctx.save_for_backward(weight, down, up, inner if trains_up else None, *kept)
-        return F.linear(x, weight, bias).addmm_(inner, up.t(), alpha=scaling)
+        return products.linear(x, weight, bias).addmm_(inner, up.t(), alpha=scaling)
 
     @staticmethod
     @once_differentiable
@@ -59,15 +62,15 @@ class _LoraLinear(torch.autograd.Function):
         parts_upstream = [None] * len(needs_parts)
         remade = ctx.remake(*kept) if kept and ctx.remake is not None else None
         if trains_up:
-            up_upstream = (upstream.t() @ inner).mul_(ctx.scaling)
+            up_upstream = products.matmul(upstream.t(), inner).mul_(ctx.scaling)
         if needs_x or trains_down or any(needs_parts):
-            inner_upstream = (upstream @ up).mul_(ctx.scaling)
+            inner_upstream = products.matmul(upstream, up).mul_(ctx.scaling)
         if trains_down:
             x = kept[0] if remade is None else remade.value().view(len(upstream), -1)
-            down_upstream = inner_upstream.t() @ x
+            down_upstream = products.matmul(inner_upstream.t(), x)
             del x
         if needs_x or any(needs_parts):
-            x_upstream = (upstream @ weight).addmm_(inner_upstream, down)
+            x_upstream = products.matmul(upstream, weight).addmm_(inner_upstream, down)
         if any(needs_parts):
             parts_upstream = remade.gradients(x_upstream.view_as(kept[0]), overwrite=True)
             x_upstream = None

@@ -1,9 +1,10 @@
 """Weights laid out once, for the many products of few rows that decoding makes of them.
 
-The BLAS behind PyTorch on CPU copies a weight into its own layout in every call. Where few rows read the weight, that
-costs more than the product: on cores with AVX-512 the layers of a 135M model take 45 ms for 18 rows and 33 ms once all
-is laid out before (6 rows: 40 and 23, 64 rows: 79 and 58). MKL gives that layout away, and PyTorch has it as an
-operator, as its compiler uses it. Results differ from those of `F.linear` by rounding at most.
+The libraries behind PyTorch on CPU copy a weight into their own layout in every product. Where few rows read the
+weight, that costs more than the product: on two cores of Zen 5 the layers of a 135M model take 20 ms for 18 rows and
+11 ms once all is laid out before (oneDNN; 6 rows: 14 and 6), on other cores with AVX-512 45 and 33 ms (MKL; 6 rows: 40
+and 23, 64 rows: 79 and 58). Both libraries give that layout away, and PyTorch has it as operators, as its compiler uses
+it. Results differ from those of `F.linear` by rounding at most.
 
 The price is a copy of the weights while tokens are sampled, which `machine_memory` keeps from adding to what updates
 leave behind. Whether to pay it goes by the machine, the model and what is asked for, never by a clock or by the memory
@@ -13,11 +14,13 @@ that is free just now: a seed stands for one run.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from mlrl.models.machine_memory import memory_limit
+from mlrl.models.products import onednn_pays, onednn_product
 
 _LEAST_ROWS = 3  # fewer are read at the speed of memory anyway
 _LEAST_STEPS = 16  # packing costs as much as some ten steps gain
@@ -39,21 +42,39 @@ def packing_pays(weight: Tensor, size: int, rows: int, steps: int) -> bool:
 
 @functools.cache
 def can_pack() -> bool:
-    """Whether PyTorch has MKL's packed products here, and the processor is of the kind on which they were measured."""
-    built = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
-    return built and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    """Whether PyTorch has packed products here, and the processor is of a kind on which they were measured."""
+    if onednn_pays():
+        return hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return mkl_packs() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def mkl_packs() -> bool:
+    """Whether PyTorch was built with MKL, and has its packed products."""
+    return torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
 
 
 class PackedLinear:
     """A linear layer without gradient: weight (out, in) and bias (out,) as they are now."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _ROWS)
-        self.shape = weight.new_full((), torch.nan).expand(weight.shape)  # the product asks no more of the weight
-        self.bias = bias
+        self.width = len(weight)
+        pack = _of_onednn if onednn_pays() else _of_mkl
+        self._product = pack(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, in) → (…, out)."""
         rows = x.reshape(-1, x.shape[-1])
-        result = torch.ops.mkl._mkl_linear.default(rows, self.packed, self.shape, self.bias, len(rows))
-        return result.view(*x.shape[:-1], len(self.shape))
+        return self._product(rows).view(*x.shape[:-1], self.width)
+
+
+def _of_onednn(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Product of rows (R, in) with a weight that oneDNN has laid out."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    return lambda rows: onednn_product(rows, packed, bias)
+
+
+def _of_mkl(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The same of MKL."""
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _ROWS)
+    shape = weight.new_full((), torch.nan).expand(weight.shape)  # the product asks no more of the weight
+    return lambda rows: torch.ops.mkl._mkl_linear.default(rows, packed, shape, bias, len(rows))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mlrl.models.lora import MixedRoute
 from mlrl.models.packing import PackedLinear
-from mlrl.models.products import as_columns, by_columns, linear_of_columns
+from mlrl.models.products import as_columns, by_columns, linear, linear_of_columns, onednn_pays
 
 
 def base_of(linear: nn.Module) -> nn.Module:
@@ -40,6 +40,7 @@ class Projections:
     def __init__(self, linears: Sequence[nn.Module], route: MixedRoute | None, norm: nn.Module | None = None):
         bases = [base_of(linear) for linear in linears]
         self.route, self.norm = route, norm
+        self.multiply = _by_onednn if onednn_pays() else _by_default
         self.weights = [(base.weight, base.weight.t(), base.bias) for base in bases]
         found = [_adapters(linear, route, bases[0].weight.dtype) for linear in linears]
         self.ups = [(up, up.t()) if up is not None else None for _, up, _ in found]
@@ -57,8 +58,8 @@ class Projections:
         if self.down is not None:
             inner = F.linear(x, self.down).mul_(self.route.masks(self.ranks, x.dtype)).split(self.sizes, 1)
         outputs = []
-        for number, ((_, weight_t, bias), up) in enumerate(zip(self.weights, self.ups, strict=True)):
-            result = torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
+        for number, (layer, up) in enumerate(zip(self.weights, self.ups, strict=True)):
+            result = self.multiply(x, *layer)
             outputs.append(result if up is None else result.addmm_(inner[number], up[1]))
         return outputs
 
@@ -130,6 +131,14 @@ class PackedProjections:
                 if up is not None:
                     outputs[number].addmm_(inner[number], up)
         return result, outputs
+
+
+def _by_default(x: Tensor, _, weight_t: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
+
+
+def _by_onednn(x: Tensor, weight: Tensor, _, bias: Tensor | None) -> Tensor:
+    return linear(x, weight, bias)
 
 
 def _adapters(linear: nn.Module, route: MixedRoute | None, dtype: torch.dtype):

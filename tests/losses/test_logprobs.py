@@ -141,6 +141,35 @@ def test_chunk_size_does_not_change_the_result():
             assert_close(tensor.detach(), first.detach(), 1e-6)
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"softcap": 2.0}])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("entropy", ["none", "value", "grad"])
+@pytest.mark.parametrize("head", [False, True])
+def test_products_of_another_library(settings, bias, entropy, head):
+    hidden_LD, weight_VD, targets_L, bias_V = make(length=13, bias=bias)
+    shapes, results = [], []
+
+    def matmul(a, b):
+        shapes.append((tuple(a.shape), tuple(b.shape)))
+        return a @ b
+
+    for multiply in (None, matmul):
+        leaves = [hidden_LD.clone().requires_grad_(), weight_VD.clone().requires_grad_(head)]
+        scored = completion_logprobs(
+            *leaves, targets_L, bias=bias_V, chunk_size=4, entropy=entropy, matmul=multiply, **settings
+        )
+        loss = scored.logprobs_L.sum() + (scored.entropy_L.square().sum() if entropy == "grad" else 0.0)
+        loss.backward()
+        results.append([scored.logprobs_L, scored.entropy_L, *[leaf.grad for leaf in leaves]])
+    for ours, expected in zip(*results, strict=True):
+        assert (ours is None) == (expected is None)
+        if ours is not None:
+            assert_close(ours.detach(), expected.detach(), 1e-6)
+    vocab, size = weight_VD.shape
+    towards, back = ((4, size), (size, vocab)), ((4, vocab), (vocab, size))
+    assert shapes == [] if "softcap" in settings else {towards, back} <= set(shapes)
+
+
 @pytest.mark.parametrize("trained", ["hidden", "all"])
 def test_bfloat16_is_as_good_as_autograd_in_bfloat16(trained):
     hidden_LD, weight_VD, targets_L, _ = make(length=40, hidden=32, vocabulary=300, dtype=torch.bfloat16)

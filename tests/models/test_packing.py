@@ -8,10 +8,17 @@ from mlrl.models import decoding, packing
 from mlrl.models.packing import PackedLinear, packing_pays
 from tests.models.test_lora import team
 
-needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="PyTorch was built without MKL")
+needs_mkl = pytest.mark.skipif(not packing.mkl_packs(), reason="PyTorch was built without MKL")
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
+LIBRARIES = [pytest.param("mkl", marks=needs_mkl), pytest.param("onednn", marks=needs_onednn)]
 
 
-@needs_mkl
+@pytest.fixture(params=LIBRARIES)
+def library(request, monkeypatch):
+    monkeypatch.setattr(packing, "onednn_pays", lambda: request.param == "onednn")
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("bias", [False, True])
 def test_any_number_of_rows(bias):
     x, weight = torch.randn(300, 160), torch.randn(97, 160)
@@ -21,7 +28,7 @@ def test_any_number_of_rows(bias):
         torch.testing.assert_close(packed(x[:count]), F.linear(x[:count], weight, b), rtol=1e-5, atol=1e-4)
 
 
-@needs_mkl
+@pytest.mark.usefixtures("library")
 def test_operands_of_any_layout():
     x, weight = torch.randn(160, 24), torch.randn(160, 97)
     packed = PackedLinear(weight.t(), None)
@@ -31,7 +38,7 @@ def test_operands_of_any_layout():
     torch.testing.assert_close(packed(x.t().view(4, 6, 160)), expected.view(4, 6, 97), rtol=1e-5, atol=1e-4)
 
 
-@needs_mkl
+@pytest.mark.usefixtures("library")
 def test_the_weight_itself_is_left_alone():
     weight = torch.randn(8, 16)
     packed = PackedLinear(weight, None)
@@ -56,8 +63,19 @@ def test_what_decides(monkeypatch):
 
 
 @needs_mkl
-@pytest.mark.parametrize(("capability", "packs"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
-def test_the_kind_of_processor_decides(capability, packs, monkeypatch):
+@needs_onednn
+@pytest.mark.parametrize(
+    ("capability", "onednn", "packs"),
+    [
+        ("AVX512", False, True),
+        ("AVX2", False, False),
+        ("DEFAULT", False, False),
+        ("AVX512", True, True),
+        ("AVX2", True, True),
+    ],
+)
+def test_the_kind_of_processor_decides(capability, onednn, packs, monkeypatch):
+    monkeypatch.setattr(packing, "onednn_pays", lambda: onednn)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert packing.can_pack.__wrapped__() is packs
 

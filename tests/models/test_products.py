@@ -8,7 +8,7 @@ from mlrl.models import products
 from mlrl.models.products import as_columns, by_columns, linear_of_columns
 from mlrl.models.projections import PackedProjections, Projections
 from tests.models.test_lora import team
-from tests.models.test_packing import needs_mkl
+from tests.models.test_packing import needs_mkl, needs_onednn
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 20, 21, 33, 47])
@@ -22,10 +22,19 @@ def test_columns_give_the_linear_layer(rows, bias):
 
 
 @pytest.mark.parametrize(
-    ("columns", "packed"), [(False, False), (True, False), pytest.param(False, True, marks=needs_mkl)]
+    ("columns", "packed", "onednn"),
+    [
+        (False, False, False),
+        (True, False, False),
+        pytest.param(False, True, False, marks=needs_mkl),
+        pytest.param(False, False, True, marks=needs_onednn),
+        pytest.param(False, True, True, marks=needs_onednn),
+    ],
 )
-def test_projections_do_not_depend_on_the_number_of_rows(columns, packed, monkeypatch):
+def test_projections_do_not_depend_on_the_number_of_rows(columns, packed, onednn, monkeypatch):
     monkeypatch.setattr(products, "columns_pay", lambda: columns)
+    for module in ("packing", "products", "projections"):
+        monkeypatch.setattr(f"mlrl.models.{module}.onednn_pays", lambda: onednn)
     base = team("qwen2")  # with biases in attention
     attention = base.language_model.backbone.layers[0].self_attn
     linears = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -45,7 +54,69 @@ def test_projections_do_not_depend_on_the_number_of_rows(columns, packed, monkey
                 torch.testing.assert_close(projections.joined(x[rows]), joined, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("capability", "pay"), [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
-def test_the_kind_of_processor_decides(capability, pay, monkeypatch):
+@pytest.mark.parametrize("amd", [False, True])
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512", "DEFAULT"])
+def test_the_kind_of_processor_decides(capability, amd, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert products.columns_pay.__wrapped__() == pay
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, **({"sse4a": amd} if amd else {})})
+    assert products.onednn_pays.__wrapped__() == (amd and capability != "DEFAULT")
+    monkeypatch.setattr(products, "onednn_pays", products.onednn_pays.__wrapped__)
+    assert products.columns_pay.__wrapped__() == (capability == "AVX2" and not amd)
+
+
+def test_no_onednn_in_this_build_of_pytorch(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"sse4a": True})
+    assert not products.onednn_pays.__wrapped__()
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """Products by oneDNN on any processor, and the number of them."""
+    calls = []
+    product = products.onednn_product
+    monkeypatch.setattr(products, "onednn_pays", lambda: True)
+    monkeypatch.setattr(products, "onednn_product", lambda *a: calls.append(a) or product(*a))
+    return calls
+
+
+def layouts(tensor):
+    """The same numbers in memory row after row, column after column, with gaps, and in every other place."""
+    rows, columns = tensor.shape
+    gaps, sparse = torch.randn(rows, columns + 5), torch.randn(rows, 2 * columns)
+    gaps[:, 2 : columns + 2], sparse[:, ::2] = tensor, tensor
+    return [tensor, tensor.t().contiguous().t(), gaps[:, 2 : columns + 2], sparse[:, ::2]]
+
+
+@needs_onednn
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(96, 128, 192), (192, 1024, 16), (16, 1024, 192)])
+def test_onednn_multiplies_operands_of_any_layout(rows, inner, columns, onednn):
+    a, b, bias = torch.randn(rows, inner), torch.randn(inner, columns), torch.randn(columns)
+    expected = a.double() @ b.double()
+    operands = [(x, y) for x in layouts(a) for y in layouts(b)]
+    for x, y in operands:
+        torch.testing.assert_close(products.matmul(x, y).double(), expected, rtol=1e-4, atol=1e-3)
+        with_bias = products.linear(x, y.t(), bias).double()
+        torch.testing.assert_close(with_bias, expected + bias, rtol=1e-4, atol=1e-3)
+    assert len(onednn) == 2 * len(operands)
+    weights = [weight for _, weight, _ in onednn]
+    assert all(w.is_contiguous() or w.t().is_contiguous() for w in weights)  # others take a thousand times as long
+
+
+def test_what_onednn_is_not_asked(onednn):
+    big = torch.randn(256, 256)
+    trained = big.clone().requires_grad_()
+    assert products.linear(big, trained).requires_grad  # it has no derivative
+    assert products.matmul(trained, big).requires_grad
+    small, empty = torch.randn(4, 256), torch.empty(0, 256)
+    torch.testing.assert_close(products.linear(small, big), small @ big.t())
+    assert products.matmul(empty, big).shape == products.linear(empty, big).shape == (0, 256)
+    double = big.double()
+    torch.testing.assert_close(products.matmul(double, double), double @ double)
+    products.matmul(big.bfloat16(), big.bfloat16())
+    products.linear(big[None], big)  # (1, rows, in)
+    assert not onednn
+    with torch.no_grad():
+        products.linear(big, trained)
+    assert len(onednn) == 1
