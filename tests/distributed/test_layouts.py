@@ -225,7 +225,7 @@ def run(folder, layouts: list[dict], processes: int) -> None:
     spec.write_text(json.dumps({"model": str(folder / "llama"), "layouts": names}))
     options = ["--cpu"] if processes == 1 else []
     done = launch(SCRIPT, [str(spec), str(out)], processes, timeout=60 + 30 * len(layouts), options=options)
-    assert done.returncode == 0, done
+    assert done.returncode == 0, str(done)
 
 
 def with_folders(folder, one: dict) -> dict:
