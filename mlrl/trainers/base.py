@@ -116,7 +116,8 @@ class Trainer:
         self.environment = make_environment(self.task, num_roles, self.args, self.takes_own_rewards)
         self.wandb_config = check_wandb_config(wandb_config, **wandb_flags(self.args))
         check_report_to(self.args.report_to)
-        if self.args.resume_from_checkpoint is None and not may_go_on(self.args):
+        # the first rank alone: it may have made the folder before the last has come here
+        if self.launch.is_main and self.args.resume_from_checkpoint is None and not may_go_on(self.args):
             check_run_folder(self.args.output_dir, named(self.args))
         self.total_steps = self._total_steps()
         rates = agent_learning_rates(self.args, self.num_agents)

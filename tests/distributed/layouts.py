@@ -3,8 +3,8 @@
     accelerate launch --num_processes 2 … tests/distributed/layouts.py SPEC.json OUT
 
 SPEC: {"model": FOLDER, "layouts": [{"name": …, "zero": 0 to 3, "offload": …, "num_agents": …, "agents": [FOLDER …],
-"poisoned": …, "trainer": "IAC", "own_rewards": …, "critic_model": FOLDER, "resume": CHECKPOINT,
-"args": {setting: value}}]}.
+"poisoned": …, "lag": seconds that a rank is behind the one before it, "trainer": "IAC", "own_rewards": …,
+"critic_model": FOLDER, "resume": CHECKPOINT, "args": {setting: value}}]}.
 OUT/<name>.json holds texts, metrics and how many parameters each rank held of each agent; OUT/<name>-agent_i.pt the
 change of agent i's trained weights, OUT/<name>-critic_i.pt that of a critic's, OUT/<name>-reward_model.pt that of a
 reward model's.
@@ -13,6 +13,7 @@ reward model's.
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -72,25 +73,28 @@ def train(spec: dict, layout: dict, out: Path) -> None:
     args = {"agent_learning_rate": 1e-3, "max_new_tokens": 8, "rollout_batch_size": 3, "num_train_epochs": STEPS}
     args = {name: value for name, value in args.items() if name in field_names(config)} | layout.get("args", {})
     judge = own_reward if layout.get("own_rewards") else reward
-    trainer = getattr(trainers, f"{kind}Trainer")(
-        agent_model=None if agents else spec["model"],
-        agents=agents,
-        num_agents=layout.get("num_agents", 2) if not agents else None,
-        **({"critic_model": layout["critic_model"]} if "critic_model" in layout else {}),
-        task=Task(reward_func=judge, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
-        wandb_config={"config_sections": {"output": {"verbose": False}}},
-        args=config(
-            output_dir=str(out / "runs"),
-            run_name=layout["name"],
-            eval_interval=2,
-            completions_steps=1,
-            max_steps=STEPS,
-            save_steps=1,
-            save_total_limit=None,
-            resume_from_checkpoint=layout.get("resume") and str(out.parent / layout["resume"]),
-            **args,
-        ),
-    )
+    # the first rank may have made the run folder when the others come to where it is looked for
+    lag = int(os.environ.get("RANK", "0")) * layout.get("lag", 0.0)
+    with patch.object(trainers.base, "check_report_to", lambda _: time.sleep(lag)):
+        trainer = getattr(trainers, f"{kind}Trainer")(
+            agent_model=None if agents else spec["model"],
+            agents=agents,
+            num_agents=layout.get("num_agents", 2) if not agents else None,
+            **({"critic_model": layout["critic_model"]} if "critic_model" in layout else {}),
+            task=Task(reward_func=judge, external_transition=transition, train_dataset=ROWS, eval_dataset=ROWS[:3]),
+            wandb_config={"config_sections": {"output": {"verbose": False}}},
+            args=config(
+                output_dir=str(out / "runs"),
+                run_name=layout["name"],
+                eval_interval=2,
+                completions_steps=1,
+                max_steps=STEPS,
+                save_steps=1,
+                save_total_limit=None,
+                resume_from_checkpoint=layout.get("resume") and str(out.parent / layout["resume"]),
+                **args,
+            ),
+        )
     if layout.get("poisoned"):
         poison(trainer)
     before = weights(trainer)

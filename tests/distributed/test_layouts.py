@@ -140,7 +140,7 @@ FAST = {
     ],
     4: [
         layout("lora", 3, **SPLIT),
-        layout("tree", 0),  # three items over four ranks
+        layout("tree", 0) | {"lag": 0.5},  # three items over four ranks
         layout("tree", 3, **SPLIT, ranks_per_agent=[3, 1]),
         layout("mixed", 3, **SPLIT, ranks_per_agent=[1, 2, 1]),
         layout("full_kl", 3, **SPLIT, reference_ranks=2),
