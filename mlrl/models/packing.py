@@ -1,10 +1,10 @@
 """Weights laid out once, for the many products of few rows that decoding makes of them.
 
 The libraries behind PyTorch on CPU copy a weight into their own layout in every product. Where few rows read the
-weight, that costs more than the product: on two cores of Zen 5 the layers of a 135M model take 20 ms for 18 rows and
-11 ms once all is laid out before (oneDNN; 6 rows: 14 and 6), on other cores with AVX-512 45 and 33 ms (MKL; 6 rows: 40
-and 23, 64 rows: 79 and 58). Both libraries give that layout away, and PyTorch has it as operators, as its compiler uses
-it. Results differ from those of `F.linear` by rounding at most.
+weight, that costs more than the product: on two cores of Zen 5 the layers of a 135M model take 24 ms for 18 rows and 16
+ms once all is laid out before (oneDNN; 6 rows: 17 and 11, 64 rows: 54 and 37), on other cores with AVX-512 45 and 33 ms
+(MKL; 6 rows: 40 and 23, 64 rows: 79 and 58). Both libraries give that layout away, and PyTorch has it as operators, as
+its compiler uses it. Results differ from those of `F.linear` by rounding at most.
 
 The price is a copy of the weights while tokens are sampled, which `machine_memory` keeps from adding to what updates
 leave behind. Whether to pay it goes by the machine, the model and what is asked for, never by a clock or by the memory

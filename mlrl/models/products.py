@@ -1,9 +1,9 @@
 """Matrix products on CPU, by the library and the layout that are the fastest on this machine's processor.
 
 PyTorch gives float32 products to MKL. On processors of AMD, MKL makes no use of AVX-512 and spends most of a product of
-few rows on copying the weight; oneDNN, which PyTorch has too, and uses for bfloat16, is twice as fast for many rows and
-two to four times for few. On two cores of Zen 5 the products of 1,024 rows with the layers of a 135M model run at 480
-GFLOP/s beside MKL's 220, those of 18 rows take 20 ms beside 36.
+few rows on copying the weight; oneDNN, which PyTorch has too, and uses for bfloat16, takes about half the
+time. On two cores of Zen 5 the products of 1,024 rows with the layers of a 135M model run at 450 GFLOP/s beside MKL's
+210; those of 18 rows take 24 ms beside 43, and 16 ms where the weights are packed (`mlrl.models.packing`).
 
 On other cores without AVX-512, MKL takes half the time for the same product of few rows as W·xᵀ, with x in memory row
 after row up to 8 rows, and above with columns in memory row after row, where the last few of every 16 columns are dear
@@ -16,12 +16,14 @@ samples from one start to the next.
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _LEAST_WORK = 2**21  # multiplications; smaller products are over before oneDNN has begun
+_KERNELS = 32
 _MOST_ROWS = 160  # above, columns take as long as rows
 _ROW_MAJOR = 8
 
@@ -32,7 +34,17 @@ def onednn_pays() -> bool:
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     made_by_amd = torch.cpu.get_capabilities().get("sse4a", False)  # instructions that no other maker took up
-    return made_by_amd and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    pays = made_by_amd and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    if pays:
+        _keep_few_kernels()
+    return pays
+
+
+def _keep_few_kernels() -> None:
+    """oneDNN compiles a kernel for every number of rows, in half a millisecond, and keeps 1,024 of them, of a megabyte
+    or more each. Trees differ in their tokens, so that memory would grow by gigabytes; an update needs some 20."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of oneDNN, and of PyTorch on top of it
+        os.environ.setdefault(name, str(_KERNELS))  # read at the first product
 
 
 def _by_onednn(a: Tensor, b: Tensor, work: int) -> bool:

@@ -1,5 +1,8 @@
 """The layouts of a product agree, and sampling takes one by the number of its rows."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,6 +72,30 @@ def test_no_onednn_in_this_build_of_pytorch(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"sse4a": True})
     assert not products.onednn_pays.__wrapped__()
+
+
+@needs_onednn
+def test_kernels_do_not_pile_up():
+    """In a process of its own, whose first products these are."""
+    program = """
+import torch
+from mlrl.models import products
+torch.cpu.get_capabilities = lambda: {"sse4a": True}
+torch.backends.cpu.get_cpu_capability = lambda: "AVX2"
+assert products.onednn_pays()
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+weight = torch.randn(512, 512)
+grown = []
+for start in (64, 664):
+    before = resident()
+    for rows in range(start, start + 600, 2):
+        products.linear(torch.randn(rows, 512), weight)
+    grown.append(resident() - before)
+print(grown[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
+    assert float(done.stdout) < 50, "MiB for 300 more numbers of rows"
 
 
 @pytest.fixture
