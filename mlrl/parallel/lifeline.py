@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from mlrl.parallel.gloo_threads import let_gloo_threads_rest
 from mlrl.parallel.group import Group
 
 _ANSWER_S = 5.0  # longest wait for leave to print
@@ -85,6 +86,7 @@ class Lifeline:
             self._server.all_left.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
+        let_gloo_threads_rest()
 
     def ask(self) -> bool:
         """Whether this failing process is the one to print."""

@@ -96,3 +96,38 @@ def wait_for(job, folder, ready, timeout: float = 90) -> None:
             job.kill()
             raise AssertionError(f"nothing in {folder} after {timeout} s\n{job.stdout}")
         time.sleep(0.1)
+
+
+ENDING = """
+import time
+
+import torch
+import torch.distributed as dist
+
+from mlrl.parallel.launch import Launch
+from mlrl.parallel.lifeline import Lifeline
+from mlrl.parallel.mesh import Mesh
+
+
+def busy(_):
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        pass
+
+
+launch = Launch.detect()
+mesh = Mesh.create(launch.rank, launch.world_size, [range(2)], {})
+Lifeline.start(mesh.world)
+work = dist.all_reduce(torch.ones(2), group=mesh.world.objects, async_op=True)
+after = work.get_future().then(busy)  # in a thread of gloo, as is what it does at the end of every collective
+time.sleep(0.1)
+print("finished", flush=True)
+"""
+
+
+def test_a_run_that_finished_does_not_abort_at_its_end(tmp_path):
+    """While a thread of gloo is still at work, the interpreter must not end under it."""
+    (tmp_path / "ending.py").write_text(ENDING)
+    done = launch(tmp_path / "ending.py", processes=2)
+    assert done.returncode == 0, str(done)
+    assert done.stdout.count("finished") == 2, str(done)
