@@ -20,6 +20,7 @@ STAGES["multi_node_zero3"] = 3
 PROBE = """
 import os, torch
 from accelerate import PartialState
+from mlrl.parallel.gloo_threads import let_gloo_threads_rest
 state = PartialState(cpu=not torch.cuda.is_available())  # first: under DEEPSPEED it would else report one process
 torch.manual_seed(0)
 module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
@@ -49,6 +50,7 @@ offload = zero.get("offload_param", {}).get("device")
 words = ("PROBE", state.process_index, state.num_processes, zero["stage"], offload, held, *losses)
 os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one piece, since ranks share the pipe
 state.destroy_process_group()
+let_gloo_threads_rest()
 """
 
 
