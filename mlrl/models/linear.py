@@ -27,7 +27,8 @@ class LinearForward:
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self.layer.weight, self.layer.bias
         float32 = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-        if not float32 or hasattr(weight, "ds_tensor"):  # which ZeRO-3 fetches
+        otherwise = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+        if not float32 or otherwise or hasattr(weight, "ds_tensor"):  # which ZeRO-3 fetches
             return type(self.layer).forward(self.layer, x)
         flat = x.reshape(-1, x.shape[-1])
         return _Linear.apply(flat, weight, bias).view(*x.shape[:-1], len(weight))

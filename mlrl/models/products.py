@@ -59,14 +59,15 @@ def _by_onednn(a: Tensor, b: Tensor, work: int) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·Wᵀ + b, (rows, in) → (rows, out), of weights (out, in) and (out,)."""
-    if x.dim() == 2 and _by_onednn(x, weight, x.shape[0] * weight.numel()):
+    fits = x.dim() == 2 and x.shape[1] == weight.shape[1]  # else PyTorch says what is wrong
+    if fits and _by_onednn(x, weight, x.shape[0] * weight.numel()):
         return onednn_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """(M, K) · (K, N) → (M, N)."""
-    if not _by_onednn(a, b, a.shape[0] * b.numel()):
+    if a.shape[1] != b.shape[0] or not _by_onednn(a, b, a.shape[0] * b.numel()):
         return torch.mm(a, b)
     if b.shape[1] < a.shape[0] and not a.is_contiguous():  # a gradient of a narrow weight: slow in this order
         return onednn_linear(b.t(), a).t()

@@ -57,6 +57,8 @@ KINDS = {
     },
     "maac_q": {
         "trainer": "MAAC",
+        # AdamW makes up to a hundredth of its step of the rounding of one weight's gradient, which is 1e-8 here
+        "rel": 5e-4,
         "args": {
             **{"critic_type": "q", "counterfactual_baseline": True, "critic_warmup_rollouts": 1},
             **{"critic_learning_rate": 1e-3, "num_generations": 3, "micro_batch_tokens": 100, "lora_rank": 4},
@@ -102,7 +104,7 @@ KINDS = {
         # a new critic starts at the mean return, so its first gradient is rounding, which AdamW makes a step of
         "rel": 2e-2,
         "args": {
-            **{"rl_algorithm": "maac", "comparator_policy": "current_copy", "critic_learning_rate": 1e-3},
+            **{"rl_algorithm": "maac", "comparator_policy": "current_copy", "critic_learning_rate": 1e-4},
             **{"micro_batch_tokens": 200, "num_generations": 2, "reward_learning_rate": 1e-3},
         },
     },

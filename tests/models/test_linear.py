@@ -55,6 +55,28 @@ def test_nothing_is_kept_that_no_gradient_needs():
     assert kept == [quick[0].weight.shape]
 
 
+def test_a_wrong_width_is_said_as_pytorch_says_it():
+    plain, quick = layers(bias=True, frozen=False)
+    for x in (torch.randn(30, 25), torch.randn(2, 3, 23)):
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as right:
+            plain(x)
+        with pytest.raises(RuntimeError) as found:
+            quick(x)
+        assert str(found.value) == str(right.value)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        products.matmul(torch.randn(3, 4), torch.randn(5, 6))
+
+
+def test_autocast_and_compilation_are_left_to_pytorch():
+    plain, quick = layers(bias=True, frozen=False)
+    x = torch.randn(3, 24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert quick(x).dtype == torch.bfloat16
+        assert torch.equal(quick(x), plain(x))
+    compiled = torch.compile(quick, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), plain(x))
+
+
 def test_other_dtypes_and_sharded_weights_stay_with_pytorch(monkeypatch):
     def refuse(*_):
         raise AssertionError("not by oneDNN")
