@@ -82,7 +82,7 @@ def check_resume_request(where: str, output_dir: str, run_name: str | None) -> N
     """What can be known without looking into checkpoints; `run_name` is the user's own, else None.
 
     Raises:
-        ConfigError: `latest` of no named run, or a folder that does not exist.
+        ConfigError: `latest` of no named run, a folder that does not exist, or one with nothing to go on from.
     """
     if where == LATEST:
         if run_name is None:
@@ -100,6 +100,17 @@ def check_resume_request(where: str, output_dir: str, run_name: str | None) -> N
             f"resume_from_checkpoint={where!r}: there is no such folder. Give a folder checkpoint-N, a run folder, or "
             "latest with a run_name"
         )
+    if not is_checkpoint_name(Path(where).resolve().name) and not _may_hold_checkpoints(Path(where)):
+        raise ConfigError(
+            f"resume_from_checkpoint={where!r}: that is neither a run's folder nor one of checkpoints. Give a folder "
+            "checkpoint-N (under that name), a run folder, or latest with a run_name"
+        )
+
+
+def _may_hold_checkpoints(folder: Path) -> bool:
+    """Whether it has some, or is one in which a run that was killed early had not written any."""
+    of_a_run = RunFolder(folder).config.is_file() or RunFolder(folder).checkpoints.is_dir()
+    return of_a_run or bool(checkpoints_in(folder)) or _is_empty(folder)
 
 
 def _is_empty(run: Path) -> bool:

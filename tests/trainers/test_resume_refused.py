@@ -92,6 +92,8 @@ def test_weights_of_another_shape_are_named_even_where_the_change_is_allowed(run
     {
         "nowhere": "resume_from_checkpoint='nowhere': there is no such folder. Give a folder checkpoint-N",
         "run/checkpoints/checkpoint-1": "checkpoint-2 of the same run is newer. Resume from that, or give another",
+        ".": "resume_from_checkpoint=.*: that is neither a run's folder nor one of checkpoints. Give a folder",
+        "run/checkpoints/checkpoint-2/agent_0": "that is neither a run's folder nor one of checkpoints",
         "run/checkpoints/checkpoint-9": "resume_from_checkpoint=.*checkpoint-9': there is no such folder",
     }.items(),
 )
